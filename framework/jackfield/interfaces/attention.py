@@ -1,0 +1,313 @@
+"""AttentionBackend: how a layer mixes tokens and what state it keeps. Group ``jackfield.attention_backends.v1``.
+
+One family covers softmax attention over a paged cache (MHA, GQA, MLA, windows, encoders), and recurrent mixing (Mamba, linear attention): they differ in the
+:class:`CacheSpec` they ask for and in the layer object they build. Dimension legend: T tokens of a step, B sequences of a step, H query heads, K cache heads,
+D head size, M blocks per sequence.
+
+Tokens of a step lie one after another, sequence by sequence; sequences with one new token come first. ``step.query_start[b]`` is the first token of sequence b.
+Causality is always explicit: it follows from the request's ``kind`` and never from a default.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from jackfield.interfaces.cache import CacheSpec
+from jackfield.interfaces.plugin import Plugin, Request, Settings
+from jackfield.interfaces.sharding import RankInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+PHASES = ("prefill", "decode")
+
+KINDS = frozenset(
+    {
+        "full",  # causal over everything
+        "sliding",  # causal over the last `window` tokens
+        "chunked_local",  # causal inside aligned chunks of `window` tokens
+        "encoder",  # bidirectional, nothing is kept
+        "cross",  # over an encoder's output
+        "mla",  # multi-head latent attention
+        "mla_sparse",
+        "mamba1",
+        "mamba2",
+        "linear",
+        "gdn",
+        "kda",
+    }
+)
+"""Layer kinds of the project's own plugins. The vocabulary is open: a plugin and a model may agree on another word."""
+
+FEATURES = frozenset(
+    {
+        "prefill",  # many new tokens of a sequence with nothing kept before
+        "chunked_prefill",  # many new tokens after kept ones
+        "decode",
+        "mixed",  # both in one step
+        "gqa",  # fewer cache heads than query heads
+        "softcap",
+        "sinks",
+        "alibi",
+        "tree",  # ancestor masks of draft trees
+        "diff_kv",  # key and value head sizes differ
+        "cache_fp8",
+        "cache_int8",
+        "lse",  # returns log-sum-exp, so that parts can be merged
+    }
+)
+
+
+class GraphSupport(IntEnum):
+    """In which steps a backend can be part of a recorded graph; the engine takes the minimum over all backends."""
+
+    NONE = 0
+    DECODE = 1
+    UNIFORM = 2
+    """Steps in which every sequence has the same number of new tokens (verification of drafts)."""
+    FULL = 3
+
+
+class HostLengths(Enum):
+    """What a metadata builder must know about sequence lengths on the host. Exact lengths cost overlap; the report says so."""
+
+    NONE = "none"
+    UPPER_BOUND = "upper_bound"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRequest(Request):
+    """Asks for a backend for one group of like layers in one phase (or in both: ``phase=""``).
+
+    Args:
+        layers: indices of the layers.
+        num_heads: query heads, all ranks together.
+        num_kv_heads: cache heads, all ranks together.
+        head_size: size of a query and key head.
+        value_head_size: size of a value head.
+        scale: factor on the scores.
+        window: for ``sliding`` and ``chunked_local``.
+        softcap: logits are ``softcap * tanh(logits / softcap)``; 0 for none.
+        cache_dtype: storage type of the cache.
+        block_size: block size that the user set, or ``None``.
+        rank: this rank among those that share the heads.
+        phase: ``prefill``, ``decode``, or ``""`` for a backend that serves both.
+        extra: sizes of kinds that need more (``kv_lora_rank``, ``state_size``, ``conv_width``).
+    """
+
+    layers: tuple[int, ...] = ()
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
+    value_head_size: int = 0
+    scale: float = 1.0
+    window: int | None = None
+    softcap: float = 0.0
+    cache_dtype: str = ""
+    block_size: int | None = None
+    rank: RankInfo = RankInfo()
+    phase: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def local_heads(self) -> int:
+        """Query heads of this rank."""
+        return self.num_heads // self.rank.size
+
+    @property
+    def local_kv_heads(self) -> int:
+        """Cache heads of this rank; at least one, since ranks may hold copies."""
+        return max(1, self.num_kv_heads // self.rank.size)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that will ever be built.
+
+    Args:
+        max_tokens: T. max_sequences: B. max_blocks: M. max_length: tokens of a sequence, old and new.
+    """
+
+    max_tokens: int
+    max_sequences: int
+    max_blocks: int
+    max_length: int
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """What one step looks like to one group of layers.
+
+    Device tensors are int32 unless said otherwise; host arrays are numpy, and only those that the builder asked for are exact.
+
+    Args:
+        num_tokens: T.
+        num_sequences: B.
+        num_decodes: leading sequences with exactly one new token.
+        max_query: largest number of new tokens of a sequence.
+        max_length: upper bound of tokens (old and new) of a sequence.
+        query_start: [B + 1] first new token of each sequence, then T.
+        lengths: [B] tokens of each sequence after this step, old and new.
+        block_table: [B, M] page of each block; entries past a sequence's end are 0 and must not be read into results.
+        slots: [T] int64 ``page * block_size + offset`` of each new token; a negative slot is not written.
+        positions: [T] int64 position of each new token in its sequence.
+        query_start_host: [B + 1].
+        lengths_host: [B] per the builder's ``host_lengths``: None, upper bounds, or exact.
+        states: [B, 1 + drafts] pages of recurrent states, or None.
+        parents: [T] index in the step of each draft token's parent, for trees, or None.
+        causal: False only for the ``encoder`` and ``cross`` kinds.
+    """
+
+    num_tokens: int
+    num_sequences: int
+    num_decodes: int
+    max_query: int
+    max_length: int
+    query_start: torch.Tensor
+    lengths: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+    query_start_host: np.ndarray[Any, Any]
+    lengths_host: np.ndarray[Any, Any] | None
+    states: torch.Tensor | None = None
+    parents: torch.Tensor | None = None
+    causal: bool = True
+
+
+class MetadataBuilder(Protocol):
+    """Turns a step into whatever the backend's kernels want, once per step and group. Buffers are allocated once, so that graphs can be replayed."""
+
+    host_lengths: HostLengths
+
+    def allocate(self, limits: StepLimits) -> None:
+        """Allocate buffers for the largest step. Called once, before the first build."""
+        ...
+
+    def build(self, step: AttentionStep) -> Any:
+        """Return the metadata of ``step``; must not synchronize with the device."""
+        ...
+
+    def capture(self, num_sequences: int, max_query: int) -> Any:
+        """Return metadata for recording a graph of that size; raises NotImplementedError when graph_support is NONE."""
+        ...
+
+    def advance(self, tokens: int) -> Any:
+        """Return the metadata for the next draft step: each sequence is ``tokens`` longer; raises NotImplementedError when it cannot."""
+        ...
+
+
+class AttentionLayer(Protocol):
+    """Softmax attention of one layer over its cache."""
+
+    def write(
+        self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor
+    ) -> None:
+        """Store keys and values of new tokens. ``cache`` maps plane names to tensors ``[pages, *plane shape]``."""
+        ...
+
+    def attend(
+        self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: Any, out_THD: torch.Tensor
+    ) -> None:
+        """Attend from the new tokens over everything that is kept, new tokens included (``write`` ran before). Writes ``out``."""
+        ...
+
+
+class EncoderLayer(Protocol):
+    """Attention that keeps nothing (kinds ``encoder``; ``cross`` gets the encoder's keys and values)."""
+
+    def attend_fresh(
+        self, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, metadata: Any, out_THD: torch.Tensor
+    ) -> None:
+        """Attend inside each sequence of the step, causally or not as the metadata says. Writes ``out``."""
+        ...
+
+
+class LatentLayer(Protocol):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds a latent and a rotary key, shared by all heads."""
+
+    def bind(self, kv_up: Any) -> None:
+        """Receive the linear layer that expands the latent to keys and values; called once after weights are final."""
+        ...
+
+    def write(
+        self, latent_TR: torch.Tensor, rope_TP: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor
+    ) -> None:
+        """Store latents and rotary keys of new tokens."""
+        ...
+
+    def attend(
+        self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: Any, out_THD: torch.Tensor
+    ) -> None:
+        """Attend; whether expanded or absorbed is the backend's choice per phase."""
+        ...
+
+
+class RecurrentLayer(Protocol):
+    """Mixing with a state per sequence (Mamba, linear attention, gated delta rule)."""
+
+    def mix(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        metadata: Any,
+        out: torch.Tensor,
+    ) -> None:
+        """Advance the states of all sequences by their new tokens and write the outputs. Names of inputs are fixed per kind in docs/plugins/attention.md."""
+        ...
+
+    def commit(self, state: Mapping[str, torch.Tensor], metadata: Any, accepted: torch.Tensor) -> None:
+        """Make the state after ``accepted[b]`` draft tokens the current one of sequence b."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionEnv:
+    """What a backend is given when it builds.
+
+    Args:
+        request: the request that was decided.
+        spec: the cache spec that was agreed on.
+        block_size: tokens in a block.
+        device: where to allocate. settings: the plugin's options.
+        sinks: [H] logits of attention sinks of the layer, bound by the model, or None.
+        alibi_slopes: [H], or None.
+    """
+
+    request: AttentionRequest
+    spec: CacheSpec
+    block_size: int
+    device: torch.device
+    settings: Settings = field(default_factory=Settings)
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+
+
+class AttentionBackend(Plugin):
+    """One way to mix tokens. A minimal plugin declares kinds, features and dtypes, and writes cache_specs, metadata_builder and layer."""
+
+    family: ClassVar[str] = "attention_backends"
+    graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
+    host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
+    """The same as the builder's, for the report."""
+
+    @classmethod
+    @abstractmethod
+    def cache_specs(cls, request: AttentionRequest) -> Sequence[CacheSpec]:
+        """Return the cache layouts this backend can work on, best first; ``[CacheSpec(())]`` when nothing is kept."""
+
+    @classmethod
+    @abstractmethod
+    def metadata_builder(cls, env: AttentionEnv) -> MetadataBuilder:
+        """Return a builder for one group of layers. Kernel libraries are imported here or in :meth:`layer`, not at the top of the module."""
+
+    @classmethod
+    @abstractmethod
+    def layer(cls, env: AttentionEnv, index: int) -> Any:
+        """Return the object for layer ``index``: an AttentionLayer, EncoderLayer, LatentLayer or RecurrentLayer according to the kind."""

@@ -1,0 +1,321 @@
+"""ModelArchitecture: one architecture of the model zoo. Group ``jackfield.models.v1``; the entry point's name is the HF architecture string.
+
+The light class reads configuration and describes; ``build`` imports the torch modules from a module of its own (``llama.py`` and ``llama_model.py``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from jackfield.interfaces.plugin import Plugin, Request
+from jackfield.interfaces.sharding import OutputShard, Parallel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+TASKS = frozenset({"generate", "pool", "encode"})
+
+INERT_KEYS = frozenset(
+    """
+    _name_or_path architectures model_type transformers_version torch_dtype dtype use_cache initializer_range pad_token_id bos_token_id eos_token_id
+    unk_token_id sep_token_id cls_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id output_attentions output_hidden_states return_dict
+    use_return_dict tokenizer_class prefix problem_type id2label label2id task_specific_params finetuning_task torchscript use_bfloat16 gradient_checkpointing
+    attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob dropout classifier_dropout
+    embedding_dropout pretraining_tp auto_map quantization_config generation_config max_length min_length do_sample temperature top_k top_p num_beams
+    chunk_size_feed_forward is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder cross_attention_hidden_size pruned_heads
+    output_scores router_aux_loss_coef output_router_logits aux_loss_alpha seq_aux _attn_implementation attn_implementation _attn_implementation_autoset
+    _flash_attn_2_enabled vocab_size max_position_embeddings max_window_layers use_sliding_window is_llama_config transformers.js_config unsloth_version
+    unsloth_fixed rope_interleaved mlp_only_layers_doc
+    """.split()
+)
+"""Keys of config.json that do not change the mathematics of inference, or that every reader reads by default."""
+
+
+class ConfigReader(Protocol):
+    """Reads HF configuration keys and remembers which were read, so that a key that nobody read is an error and not a silent difference."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of ``key``, or ``default`` when it is absent or null."""
+        ...
+
+    def require(self, key: str, type_: type) -> Any:
+        """Return the value of ``key``; raises CheckpointError when it is absent or of another type."""
+        ...
+
+    def ignore(self, *keys: str) -> None:
+        """Say that these keys are known and do not matter here."""
+        ...
+
+    def section(self, key: str) -> ConfigReader | None:
+        """Return a reader of a nested object (whose unread keys count too), or None when absent or null."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRequest(Request):
+    """Asks for an architecture. ``kind`` is the HF architecture string or ``gguf:NAME``.
+
+    Args:
+        task: ``generate``, ``pool`` or ``encode``.
+        container: ``safetensors``, ``gguf`` or ``config``.
+    """
+
+    task: str = "generate"
+    container: str = "safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextConfig:
+    """What the engine must know of any text model. Architectures subclass it with what their modules need.
+
+    Args:
+        vocab_size: rows of the embedding. hidden_size: width. num_layers: layers that mix tokens.
+        max_position: longest sequence the model was made for. dtype: type the checkpoint was saved for, or ``""``.
+        eos_token_ids, bos_token_id: from the model's config. tie_embeddings: the head is the embedding.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_position: int
+    dtype: str = ""
+    tie_embeddings: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionGroup:
+    """Layers that are alike to an attention backend.
+
+    Args:
+        name: unique in the model (``full``, ``sliding``). Other fields as in AttentionRequest.
+    """
+
+    name: str
+    kind: str
+    layers: tuple[int, ...]
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
+    value_head_size: int = 0
+    scale: float = 1.0
+    window: int | None = None
+    softcap: float = 0.0
+    features: frozenset[str] = frozenset()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """How rows of a checkpoint matrix are ordered, where that differs from the module's order.
+
+    ``interleaved_pairs``: inside each of ``units`` heads, rotary pairs lie next to each other (2i, 2i + 1) as GGUF stores Llama's q and k; modules want halves
+    (i, i + D/2).
+    """
+
+    kind: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRule:
+    """Where the tensors of one checkpoint module go.
+
+    Args:
+        source: checkpoint module (``model.layers.0.self_attn.q_proj``) or a full tensor name when the last part is no parameter suffix.
+        target: module path in the built model (``layers.0.attn.qkv``).
+        shard: shard of a fused layer, or ``""``.
+        rows: order of the rows in the checkpoint, or None when it is the module's.
+        expert: index of the expert, for a fused expert layer.
+        optional: the checkpoint may lack it.
+    """
+
+    source: str
+    target: str
+    shard: str = ""
+    rows: RowOrder | None = None
+    expert: int | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMap:
+    """All rules of a checkpoint, and patterns (regular expressions on full tensor names) of tensors that are known and not needed."""
+
+    rules: tuple[WeightRule, ...]
+    ignore: tuple[str, ...] = ()
+
+
+class ForwardContext(Protocol):
+    """All that a forward pass needs besides its inputs; passed down explicitly. There is no global."""
+
+    def metadata(self, group: str) -> Any:
+        """Return the attention metadata of a group of layers."""
+        ...
+
+    def cache(self, layer: int) -> Mapping[str, torch.Tensor]:
+        """Return the cache planes of a layer."""
+        ...
+
+    def slots(self, group: str) -> torch.Tensor:
+        """Return [T] cache slots of the new tokens for a group of layers."""
+        ...
+
+    @property
+    def adapters(self) -> torch.Tensor | None:
+        """[T] adapter index of each token, or None when no adapter is active."""
+        ...
+
+    def tap(self, layer: int, hidden_TE: torch.Tensor) -> None:
+        """Offer the residual stream after a layer to drafters; keeps it only where someone asked."""
+        ...
+
+
+class BuildContext(Protocol):
+    """The building blocks a model is made of. Parallelism, quantization, adapters and backends are inside; a model file knows none of them."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def linear(
+        self,
+        name: str,
+        input_size: int,
+        outputs: int | Sequence[OutputShard],
+        *,
+        bias: bool = False,
+        parallel: Parallel = Parallel.REPLICATED,
+        input_unit: int = 1,
+    ) -> Any:
+        """Return a linear layer; ``name`` is its module path. Calling it maps [T, I] to [T, O] of this rank (ROW layers return the sum over ranks)."""
+        ...
+
+    def embedding(self, name: str, rows: int, size: int) -> Any:
+        """Return a vocabulary embedding: ids [T] → [T, size]."""
+        ...
+
+    def head(self, name: str, rows: int, size: int, *, bias: bool = False, tied: Any | None = None) -> Any:
+        """Return the output projection: [T, size] → [T, rows], gathered over ranks; ``tied`` is the embedding it shares its weight with."""
+        ...
+
+    def norm(self, name: str, size: int, eps: float, *, kind: str = "rms", offset: float = 0.0) -> Any:
+        """Return a norm layer. ``norm(x)`` → y; ``norm.add(x, residual)`` → (norm(x + residual), x + residual). ``offset`` is added to the weight (Gemma)."""
+        ...
+
+    def rotary(
+        self, head_size: int, *, rotary_dim: int, theta: float, scaling: Mapping[str, Any] | None, max_position: int
+    ) -> Any:
+        """Return rotary embedding: ``rotary(positions, q, k)`` rotates halves in place and returns (q, k)."""
+        ...
+
+    def attention(self, layer: int, group: AttentionGroup) -> Any:
+        """Return the attention of one layer; ``attention(q, k, v, ctx)`` writes the cache and attends, [T, H·D] → [T, H·Dv]."""
+        ...
+
+    def activation(self, name: str) -> Any:
+        """Return an activation over fused gate and up, ``[T, 2F] → [T, F]``: ``silu`` or ``gelu`` or ``gelu_tanh`` times up."""
+        ...
+
+    def moe(self, name: str, config: MoEConfig) -> Any:
+        """Return a mixture-of-experts block: ``moe(x, router_logits)`` → [T, E]."""
+        ...
+
+    def local_heads(self, heads: int) -> int:
+        """Return how many of ``heads`` query heads this rank computes."""
+        ...
+
+    def local_kv_heads(self, heads: int) -> int:
+        """Return how many of ``heads`` cache heads this rank holds (at least 1)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoEConfig:
+    """A block of experts.
+
+    Args:
+        num_experts: routed experts. top_k: experts per token. hidden_size: E. intermediate_size: F of one expert. activation: as in BuildContext.activation.
+        scoring: ``softmax`` or ``sigmoid`` over router logits. renormalize: make the chosen weights sum to 1. num_groups, top_groups: group-limited routing.
+        scale: factor on the weights. bias: whether experts have biases. extra: what other routing methods need.
+    """
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    activation: str = "silu"
+    scoring: str = "softmax"
+    renormalize: bool = True
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+    bias: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelArchitecture(Plugin):
+    """One architecture. What a model does not have is a feature that it does not declare.
+
+    Features: ``pipeline`` (``stage``), ``taps`` (hidden states for drafters), ``embeddings_in``, ``multimodal``, ``adapters``.
+    """
+
+    family: ClassVar[str] = "models"
+    tasks: ClassVar[frozenset[str]] = frozenset({"generate"})
+    gguf_architectures: ClassVar[frozenset[str]] = frozenset()
+    """Values of GGUF's ``general.architecture`` that this class reads. Also listed in ``kinds`` as ``gguf:NAME``."""
+
+    @classmethod
+    @abstractmethod
+    def config(cls, hf: ConfigReader) -> TextConfig:
+        """Return the architecture's own frozen configuration: the one place that reads HF keys."""
+
+    @classmethod
+    def gguf_config(cls, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
+        """Return HF-style configuration keys from GGUF metadata and tensor shapes."""
+        raise NotImplementedError
+
+    @classmethod
+    @abstractmethod
+    def attention_groups(cls, config: Any) -> tuple[AttentionGroup, ...]:
+        """Return the groups of layers that mix tokens; every layer in exactly one."""
+
+    @classmethod
+    @abstractmethod
+    def weight_map(cls, config: Any, container: str) -> WeightMap:
+        """Return where each tensor of a checkpoint of that container goes."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: Any, ctx: BuildContext) -> nn.Module:
+        """Return the torch module, a :class:`TextModel` for the ``generate`` task."""
+
+
+class TextModel(Protocol):
+    """What the runner calls on a built model. E is the hidden size, V the vocabulary."""
+
+    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Return input embeddings [T, E]."""
+        ...
+
+    def forward(self, hidden_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Return final hidden states [T, E] (normed), from embeddings or from a stage's intermediate states. Positions are [T] or [3, T]."""
+        ...
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return logits [R, V] of the rows that are needed."""
+        ...
+
+
+def unique_targets(rules: Iterable[WeightRule]) -> list[str]:
+    """Return targets (with shard and expert) that more than one rule writes; empty for a sound map."""
+    seen: set[tuple[str, str, int | None]] = set()
+    twice = []
+    for rule in rules:
+        key = (rule.target, rule.shard, rule.expert)
+        if key in seen:
+            twice.append(f"{rule.target}[{rule.shard}]" if rule.shard else rule.target)
+        seen.add(key)
+    return twice

@@ -1,0 +1,44 @@
+"""Ops: small tensor functions that models and the engine are made of, each chosen on its own. Group ``jackfield.ops.v1``.
+
+A provider is one plugin that offers several ops. For each op the oracle chooses one provider; the torch reference is a provider like any other.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from jackfield.interfaces.plugin import Plugin, Request, Settings
+
+OPS: Mapping[str, str] = {
+    "rms_norm": "(x_TE, weight_E, eps) -> y_TE",
+    "fused_add_rms_norm": "(x_TE, residual_TE, weight_E, eps) -> (y_TE, sum_TE)",
+    "silu_and_mul": "(x_T2F) -> y_TF",
+    "gelu_and_mul": "(x_T2F) -> y_TF, exact (erf)",
+    "gelu_tanh_and_mul": "(x_T2F) -> y_TF, tanh form",
+    "rotary": "(positions_T, q_THD, k_TKD, cos_sin_PR) -> (q_THD, k_TKD), halves",
+}
+"""The published ops and their signatures; shapes in suffixes (T tokens, E width, F intermediate, H and K heads, D head size, P positions, R rotary size)."""
+
+REGIONS = frozenset({"decode_layer", "decode_step"})
+"""Larger pieces that a provider may take over as one persistent kernel."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpRequest(Request):
+    """Asks for one op; ``kind`` is its name. ``sizes`` holds what is known of its shapes."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+class OpsProvider(Plugin):
+    """A set of op implementations. ``kinds`` are the names of the ops it has."""
+
+    family: ClassVar[str] = "ops"
+
+    @classmethod
+    @abstractmethod
+    def build(cls, op: str, request: OpRequest, settings: Settings) -> Callable[..., Any]:
+        """Return the function for one op, with the signature of :data:`OPS`."""

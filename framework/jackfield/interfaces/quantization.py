@@ -1,0 +1,221 @@
+"""QuantizationMethod: one checkpoint format run by one kernel family. Group ``jackfield.quantization_methods.v1``.
+
+Several methods may serve the same format (a reference and a fast kernel compete for the same checkpoint). The unquantized case is a method too. Legend: T rows of
+activations, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from jackfield.interfaces.facts import TensorFacts
+from jackfield.interfaces.plugin import Plugin, Request
+from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo
+
+if TYPE_CHECKING:
+    import torch
+
+FORMATS = frozenset({"", "gguf", "gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "nvfp4"})
+"""Checkpoint formats known by name; the vocabulary is open. The request's ``kind`` is the format; ``""`` means that nothing is quantized."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizationRequest(Request):
+    """Asks for a method for the checkpoint's format.
+
+    Args:
+        config: the raw quantization configuration of the checkpoint.
+        storage_dtypes: storage types that occur in the checkpoint (``ggml:Q4_1``, ``bfloat16``).
+        online: a format to convert to at load, or ``""``.
+        rank: this rank among those that share the layers.
+    """
+
+    config: Mapping[str, object] = field(default_factory=dict)
+    storage_dtypes: frozenset[str] = frozenset()
+    online: str = ""
+    rank: RankInfo = RankInfo()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """All that is known about one linear (or embedding) layer before its weights are read.
+
+    Args:
+        name: module path in the model (``layers.3.attn.qkv``).
+        input_size: I, all ranks together.
+        shards: the checkpoint matrices stacked along the output dimension, in order.
+        parallel: how ranks share it.
+        input_unit: input columns that must stay together when a ROW layer is cut.
+        bias: whether the layer adds a bias.
+        dtype: computation type, in torch's words.
+        role: ``linear``, ``embedding`` (rows are looked up), ``head`` (output projection) or ``experts``.
+        sources: checkpoint module of each shard (``model.layers.3.self_attn.q_proj``), for not-to-convert lists.
+        tensors: facts of the checkpoint tensors of each shard, by shard name and then by suffix (``weight``).
+        rank: this rank.
+        num_experts: for ``experts``: matrices stacked in front, else 0.
+    """
+
+    name: str
+    input_size: int
+    shards: tuple[OutputShard, ...]
+    parallel: Parallel
+    input_unit: int = 1
+    bias: bool = False
+    dtype: str = "float32"
+    role: str = "linear"
+    sources: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, TensorFacts]] = field(default_factory=dict)
+    rank: RankInfo = RankInfo()
+    num_experts: int = 0
+
+    @property
+    def local_input_size(self) -> int:
+        """I of this rank."""
+        return self.input_size // self.rank.size if self.parallel is Parallel.ROW else self.input_size
+
+    @property
+    def local_output_sizes(self) -> tuple[int, ...]:
+        """O of this rank, shard by shard."""
+        if self.parallel is Parallel.COLUMN:
+            return tuple(shard.local_size(self.rank) for shard in self.shards)
+        return tuple(shard.size for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """One parameter of a layer as data: all that allocation, sharding and loading need.
+
+    Args:
+        name: attribute on the layer; unique in it.
+        suffix: last part of the checkpoint tensor's name (``weight``, ``qweight``, ``scales``).
+        shape: shape on this rank.
+        dtype: storage type, in torch's words.
+        output_dim: dimension that runs along O, or ``None`` (a scale for the whole matrix).
+        input_dim: dimension that runs along I, or ``None``.
+        output_pack: logical output rows per stored element along ``output_dim``.
+        input_pack: logical input columns per stored element along ``input_dim`` (8 for int4 in int32; 32/18 bytes-per-block formats use ``input_block``).
+        input_block: (logical columns, stored elements) of one indivisible block along ``input_dim``; overrides ``input_pack``.
+        shard: the one shard it belongs to, or ``None`` when all shards are stacked in it along ``output_dim``.
+        optional: the checkpoint may lack it.
+    """
+
+    name: str
+    suffix: str
+    shape: tuple[int, ...]
+    dtype: str
+    output_dim: int | None = 0
+    input_dim: int | None = 1
+    output_pack: int = 1
+    input_pack: int = 1
+    input_block: tuple[int, int] | None = None
+    shard: str | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSpec:
+    """The quantized input a scheme takes, so that a norm or an activation can quantize in place.
+
+    Args:
+        dtype: ``int8``, ``float8_e4m3fn``. granularity: ``token``, ``tensor`` or ``group``. group_size: for ``group``. dynamic: whether scales are computed per step.
+    """
+
+    dtype: str
+    granularity: str
+    group_size: int = 0
+    dynamic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedActivation:
+    """Rows quantized before a linear layer: ``values`` [T, I] and ``scales`` ([T], [T, I / group] or [])."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+class ParameterHolder(Protocol):
+    """The layer as a scheme sees it: its facts, and its parameters as attributes."""
+
+    info: LayerInfo
+
+    def get_parameter(self, target: str) -> torch.Tensor:
+        """Return the parameter called ``target``."""
+        ...
+
+    def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Drop all weight parameters (not the bias) and hold these instead."""
+        ...
+
+
+class LinearScheme:
+    """How one layer stores and applies its weight."""
+
+    def parameters(self, info: LayerInfo) -> Sequence[ParameterSpec]:
+        """Return the parameters to allocate and load for the layer, bias excluded."""
+        raise NotImplementedError
+
+    def finalize(self, layer: ParameterHolder) -> None:
+        """Turn loaded parameters into the form :meth:`apply` wants. Called exactly once, after all parameters are loaded."""
+
+    def activation_spec(self, info: LayerInfo) -> ActivationSpec | None:
+        """Return the quantized input this scheme takes, or None for plain activations."""
+        return None
+
+    def apply(
+        self,
+        layer: ParameterHolder,
+        x_TI: torch.Tensor | QuantizedActivation,
+        bias_O: torch.Tensor | None,
+        out_TO: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return ``x @ W.T + bias``, in ``out`` when given."""
+        raise NotImplementedError
+
+    def lookup(self, layer: ParameterHolder, ids_T: torch.Tensor) -> torch.Tensor:
+        """Return the rows ``W[ids]`` in the computation type (role ``embedding``)."""
+        raise NotImplementedError
+
+    def dequantize(self, layer: ParameterHolder) -> torch.Tensor:
+        """Return the weight [O, I] in the computation type."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScheme:
+    """Scales of a quantized KV cache that a checkpoint ships.
+
+    Args:
+        dtype: storage type of the cache. scale_suffixes: checkpoint suffixes of the key and value scales.
+    """
+
+    dtype: str
+    scale_suffixes: Mapping[str, str] = field(default_factory=dict)
+
+
+class QuantizationMethod(Plugin):
+    """One checkpoint format run by one kernel family."""
+
+    family: ClassVar[str] = "quantization_methods"
+
+    @classmethod
+    def parse(cls, config: Mapping[str, object]) -> Any:
+        """Return the method's own spec, read from the checkpoint's quantization config.
+
+        Raises:
+            ConfigError: a key has a value the method does not know.
+        """
+        return None
+
+    @classmethod
+    @abstractmethod
+    def scheme(cls, info: LayerInfo, spec: Any) -> LinearScheme | None:
+        """Return the scheme for one layer, or None to leave this layer unquantized."""
+
+    @classmethod
+    def cache_scheme(cls, spec: Any) -> CacheScheme | None:
+        """Return how the checkpoint quantizes the KV cache, or None."""
+        return None
