@@ -1,6 +1,7 @@
 """Every error that Jackfield raises on purpose: typed, with the field, its value and a remedy.
 
-An error that a user can cause derives from :class:`JackfieldError`; the command line turns it into exit code 2 and three lines of text. Plain
+An error that a user can cause derives from :class:`JackfieldError`; the command line turns it into exit code 2 and
+three lines of text. Plain
 ``AssertionError`` is kept for broken internal invariants.
 """
 

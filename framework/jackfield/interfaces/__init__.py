@@ -1,4 +1,6 @@
-"""The public plugin API. Import plugin bases and their data from here; everything else in ``jackfield`` may change without notice."""
+"""The public plugin API. Import plugin bases and their data from here; everything else in ``jackfield`` may change
+without notice.
+"""
 
 from jackfield.interfaces.attention import (
     AttentionBackend,

@@ -1,10 +1,13 @@
 """AttentionBackend: how a layer mixes tokens and what state it keeps. Group ``jackfield.attention_backends.v1``.
 
-One family covers softmax attention over a paged cache (MHA, GQA, MLA, windows, encoders), and recurrent mixing (Mamba, linear attention): they differ in the
-:class:`CacheSpec` they ask for and in the layer object they build. Dimension legend: T tokens of a step, B sequences of a step, H query heads, K cache heads,
+One family covers softmax attention over a paged cache (MHA, GQA, MLA, windows, encoders), and recurrent mixing
+(Mamba, linear attention): they differ in the
+:class:`CacheSpec` they ask for and in the layer object they build. Dimension legend: T tokens of a step, B sequences
+of a step, H query heads, K cache heads,
 D head size, M blocks per sequence.
 
-Tokens of a step lie one after another, sequence by sequence; sequences with one new token come first. ``step.query_start[b]`` is the first token of sequence b.
+Tokens of a step lie one after another, sequence by sequence; sequences with one new token come first.
+``step.query_start[b]`` is the first token of sequence b.
 Causality is always explicit: it follows from the request's ``kind`` and never from a default.
 """
 
@@ -74,7 +77,9 @@ class GraphSupport(IntEnum):
 
 
 class HostLengths(Enum):
-    """What a metadata builder must know about sequence lengths on the host. Exact lengths cost overlap; the report says so."""
+    """What a metadata builder must know about sequence lengths on the host. Exact lengths cost overlap; the report
+    says so.
+    """
 
     NONE = "none"
     UPPER_BOUND = "upper_bound"
@@ -144,7 +149,8 @@ class StepLimits:
 class AttentionStep:
     """What one step looks like to one group of layers.
 
-    Device tensors are int32 unless said otherwise; host arrays are numpy, and only those that the builder asked for are exact.
+    Device tensors are int32 unless said otherwise; host arrays are numpy, and only those that the builder asked for
+    are exact.
 
     Args:
         num_tokens: T.
@@ -182,7 +188,9 @@ class AttentionStep:
 
 
 class MetadataBuilder(Protocol):
-    """Turns a step into whatever the backend's kernels want, once per step and group. Buffers are allocated once, so that graphs can be replayed."""
+    """Turns a step into whatever the backend's kernels want, once per step and group. Buffers are allocated once,
+    so that graphs can be replayed.
+    """
 
     host_lengths: HostLengths
 
@@ -199,7 +207,9 @@ class MetadataBuilder(Protocol):
         ...
 
     def advance(self, tokens: int) -> Any:
-        """Return the metadata for the next draft step: each sequence is ``tokens`` longer; raises NotImplementedError when it cannot."""
+        """Return the metadata for the next draft step: each sequence is ``tokens`` longer; raises
+        NotImplementedError when it cannot.
+        """
         ...
 
 
@@ -215,7 +225,9 @@ class AttentionLayer(Protocol):
     def attend(
         self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: Any, out_THD: torch.Tensor
     ) -> None:
-        """Attend from the new tokens over everything that is kept, new tokens included (``write`` ran before). Writes ``out``."""
+        """Attend from the new tokens over everything that is kept, new tokens included (``write`` ran before).
+        Writes ``out``.
+        """
         ...
 
 
@@ -230,7 +242,9 @@ class EncoderLayer(Protocol):
 
 
 class LatentLayer(Protocol):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds a latent and a rotary key, shared by all heads."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds a latent and a rotary key,
+    shared by all heads.
+    """
 
     def bind(self, kv_up: Any) -> None:
         """Receive the linear layer that expands the latent to keys and values; called once after weights are final."""
@@ -259,7 +273,9 @@ class RecurrentLayer(Protocol):
         metadata: Any,
         out: torch.Tensor,
     ) -> None:
-        """Advance the states of all sequences by their new tokens and write the outputs. Names of inputs are fixed per kind in docs/plugins/attention.md."""
+        """Advance the states of all sequences by their new tokens and write the outputs. Names of inputs are fixed
+        per kind in docs/plugins/attention.md.
+        """
         ...
 
     def commit(self, state: Mapping[str, torch.Tensor], metadata: Any, accepted: torch.Tensor) -> None:
@@ -290,7 +306,9 @@ class AttentionEnv:
 
 
 class AttentionBackend(Plugin):
-    """One way to mix tokens. A minimal plugin declares kinds, features and dtypes, and writes cache_specs, metadata_builder and layer."""
+    """One way to mix tokens. A minimal plugin declares kinds, features and dtypes, and writes cache_specs,
+    metadata_builder and layer.
+    """
 
     family: ClassVar[str] = "attention_backends"
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
@@ -305,9 +323,13 @@ class AttentionBackend(Plugin):
     @classmethod
     @abstractmethod
     def metadata_builder(cls, env: AttentionEnv) -> MetadataBuilder:
-        """Return a builder for one group of layers. Kernel libraries are imported here or in :meth:`layer`, not at the top of the module."""
+        """Return a builder for one group of layers. Kernel libraries are imported here or in :meth:`layer`, not at
+        the top of the module.
+        """
 
     @classmethod
     @abstractmethod
     def layer(cls, env: AttentionEnv, index: int) -> Any:
-        """Return the object for layer ``index``: an AttentionLayer, EncoderLayer, LatentLayer or RecurrentLayer according to the kind."""
+        """Return the object for layer ``index``: an AttentionLayer, EncoderLayer, LatentLayer or RecurrentLayer
+        according to the kind.
+        """

@@ -1,6 +1,7 @@
 """What a layer keeps between steps, described as data so that one memory plan can hold all layers' needs.
 
-A *page* is the unit of allocation. A spec ``per="block"`` has one page per block of tokens; ``per="sequence"`` has one page per running sequence
+A *page* is the unit of allocation. A spec ``per="block"`` has one page per block of tokens; ``per="sequence"`` has
+one page per running sequence
 (recurrent states). Backends list acceptable specs in order of liking; the core intersects the lists of composites.
 """
 
@@ -35,9 +36,11 @@ class Plane:
         name: ``k``, ``v``, ``k_scale``, ``latent``, ``conv``, ``ssm`` ...
         dtype: storage type, in torch's words.
         shape: logical shape of one page; :data:`BLOCK` stands for the block size. Sizes are those of this rank.
-        order: memory order of ``(page, *shape)``, outermost first, as a permutation; empty means row-major. The page index may lie inside, as in
+        order: memory order of ``(page, *shape)``, outermost first, as a permutation; empty means row-major. The page
+            index may lie inside, as in
             head-major layouts.
-        shard_dim: index into ``shape`` of the dimension that tensor parallelism cuts, or ``None`` when every rank holds the whole plane.
+        shard_dim: index into ``shape`` of the dimension that tensor parallelism cuts, or ``None`` when every rank
+            holds the whole plane.
 
     >>> Plane("k", "bfloat16", (BLOCK, 8, 128)).page_bytes(16)
     32768
@@ -60,7 +63,8 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """Which block sizes a backend can work with: the multiples of ``multiple_of`` between ``smallest`` and ``largest``, or just ``only``.
+    """Which block sizes a backend can work with: the multiples of ``multiple_of`` between ``smallest`` and
+    ``largest``, or just ``only``.
 
     >>> BlockSizes(multiple_of=16).allows(48), BlockSizes(only=(64,)).allows(16)
     (True, False)
@@ -86,8 +90,10 @@ class CacheSpec:
         planes: its tensors. An empty tuple: the layer keeps nothing.
         per: ``block`` or ``sequence``.
         block_sizes: allowed block sizes; of no meaning for ``per="sequence"``.
-        window: tokens that stay visible (sliding or chunked windows): blocks wholly outside may be freed. ``None``: all.
-        state_slots_per_draft: for recurrent state: how many more pages a sequence needs for each draft token (states to roll back to).
+        window: tokens that stay visible (sliding or chunked windows): blocks wholly outside may be freed. ``None``:
+            all.
+        state_slots_per_draft: for recurrent state: how many more pages a sequence needs for each draft token (states
+            to roll back to).
 
     >>> spec = CacheSpec((Plane("k", "float32", (BLOCK, 2, 64)), Plane("v", "float32", (BLOCK, 2, 64))))
     >>> spec.page_bytes(16)

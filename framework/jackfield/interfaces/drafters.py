@@ -1,6 +1,7 @@
 """Drafter: proposes tokens that the target verifies (speculative decoding). Group ``jackfield.drafters.v1``.
 
-Verification is the core's: whatever a drafter proposes, the tokens that come out follow the target's distribution. A drafter can only make the engine faster or
+Verification is the core's: whatever a drafter proposes, the tokens that come out follow the target's distribution. A
+drafter can only make the engine faster or
 slower.
 """
 
@@ -71,7 +72,8 @@ class Drafts:
     Args:
         ids: [B, K] token ids; rows are padded with -1 behind their last draft.
         parents: [B, K] index of each draft's parent in its row (-1: the last token), for trees; None for a chain.
-        probabilities: [B, K, V] the distribution each draft was drawn from; None when drafts are certain (point masses).
+        probabilities: [B, K, V] the distribution each draft was drawn from; None when drafts are certain (point
+            masses).
     """
 
     ids: Any
@@ -92,7 +94,8 @@ class DrafterEnv:
     """What a drafter is given when it is built.
 
     Args:
-        request: the request that was decided. max_sequences, max_length: sizes. settings: the plugin's options. device: the worker's device.
+        request: the request that was decided. max_sequences, max_length: sizes. settings: the plugin's options.
+            device: the worker's device.
         target: the target model, for sharing embedding and head. build: makes models and layers for a draft checkpoint.
     """
 
@@ -112,7 +115,9 @@ class Drafter(Plugin):
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     """Which of :data:`NEEDS` it must get; refused at configuration time where the engine does not offer them."""
     placement: ClassVar[str] = "host"
-    """``host`` or ``device``: a host drafter must see sampled tokens before the next step, which costs overlap; the report says so."""
+    """``host`` or ``device``: a host drafter must see sampled tokens before the next step, which costs overlap; the
+    report says so.
+    """
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
     trees: ClassVar[bool] = False
 

@@ -1,4 +1,6 @@
-"""Facts: what is known about devices and checkpoints before anything is loaded. Plain data, the same in every process."""
+"""Facts: what is known about devices and checkpoints before anything is loaded. Plain data, the same in every
+process.
+"""
 
 from __future__ import annotations
 

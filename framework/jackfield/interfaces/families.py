@@ -21,7 +21,8 @@ class Family:
     Args:
         name: plural noun used in reports and configuration paths.
         base: the class that plugins subclass.
-        version: (major, minor) of the interface this core offers. Plugins with the same major and a minor up to this one are accepted.
+        version: (major, minor) of the interface this core offers. Plugins with the same major and a minor up to this
+            one are accepted.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Broadcast events: every listener hears them. Group ``jackfield.hooks``; implementations are marked with :data:`hookimpl`.
+"""Broadcast events: every listener hears them. Group ``jackfield.hooks``; implementations are marked with
+:data:`hookimpl`.
 
 A listener may take any subset of an event's arguments. One that raises is logged with its owner and switched off.
 """

@@ -1,6 +1,8 @@
-"""ModelArchitecture: one architecture of the model zoo. Group ``jackfield.models.v1``; the entry point's name is the HF architecture string.
+"""ModelArchitecture: one architecture of the model zoo. Group ``jackfield.models.v1``; the entry point's name is the
+HF architecture string.
 
-The light class reads configuration and describes; ``build`` imports the torch modules from a module of its own (``llama.py`` and ``llama_model.py``).
+The light class reads configuration and describes; ``build`` imports the torch modules from a module of its own
+(``llama.py`` and ``llama_model.py``).
 """
 
 from __future__ import annotations
@@ -20,23 +22,86 @@ if TYPE_CHECKING:
 TASKS = frozenset({"generate", "pool", "encode"})
 
 INERT_KEYS = frozenset(
-    """
-    _name_or_path architectures model_type transformers_version torch_dtype dtype use_cache initializer_range pad_token_id bos_token_id eos_token_id
-    unk_token_id sep_token_id cls_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id output_attentions output_hidden_states return_dict
-    use_return_dict tokenizer_class prefix problem_type id2label label2id task_specific_params finetuning_task torchscript use_bfloat16 gradient_checkpointing
-    attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob dropout classifier_dropout
-    embedding_dropout pretraining_tp auto_map quantization_config generation_config max_length min_length do_sample temperature top_k top_p num_beams
-    chunk_size_feed_forward is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder cross_attention_hidden_size pruned_heads
-    output_scores router_aux_loss_coef output_router_logits aux_loss_alpha seq_aux _attn_implementation attn_implementation _attn_implementation_autoset
-    _flash_attn_2_enabled vocab_size max_position_embeddings max_window_layers use_sliding_window is_llama_config transformers.js_config unsloth_version
-    unsloth_fixed rope_interleaved mlp_only_layers_doc
-    """.split()
+    {
+        "_name_or_path",
+        "architectures",
+        "model_type",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "use_cache",
+        "initializer_range",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "unk_token_id",
+        "sep_token_id",
+        "cls_token_id",
+        "decoder_start_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "use_return_dict",
+        "tokenizer_class",
+        "prefix",
+        "problem_type",
+        "id2label",
+        "label2id",
+        "task_specific_params",
+        "finetuning_task",
+        "torchscript",
+        "use_bfloat16",
+        "gradient_checkpointing",
+        "attention_dropout",
+        "hidden_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "dropout",
+        "classifier_dropout",
+        "embedding_dropout",
+        "pretraining_tp",
+        "auto_map",
+        "quantization_config",
+        "generation_config",
+        "max_length",
+        "min_length",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "num_beams",
+        "chunk_size_feed_forward",
+        "is_decoder",
+        "is_encoder_decoder",
+        "add_cross_attention",
+        "tie_encoder_decoder",
+        "cross_attention_hidden_size",
+        "pruned_heads",
+        "output_scores",
+        "router_aux_loss_coef",
+        "output_router_logits",
+        "aux_loss_alpha",
+        "seq_aux",
+        "_attn_implementation",
+        "attn_implementation",
+        "_attn_implementation_autoset",
+        "_flash_attn_2_enabled",
+        "transformers.js_config",
+        "unsloth_version",
+    }
 )
 """Keys of config.json that do not change the mathematics of inference, or that every reader reads by default."""
 
 
 class ConfigReader(Protocol):
-    """Reads HF configuration keys and remembers which were read, so that a key that nobody read is an error and not a silent difference."""
+    """Reads HF configuration keys and remembers which were read, so that a key that nobody read is an error and not
+    a silent difference.
+    """
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of ``key``, or ``default`` when it is absent or null."""
@@ -112,7 +177,8 @@ class AttentionGroup:
 class RowOrder:
     """How rows of a checkpoint matrix are ordered, where that differs from the module's order.
 
-    ``interleaved_pairs``: inside each of ``units`` heads, rotary pairs lie next to each other (2i, 2i + 1) as GGUF stores Llama's q and k; modules want halves
+    ``interleaved_pairs``: inside each of ``units`` heads, rotary pairs lie next to each other (2i, 2i + 1) as GGUF
+    stores Llama's q and k; modules want halves
     (i, i + D/2).
     """
 
@@ -125,7 +191,8 @@ class WeightRule:
     """Where the tensors of one checkpoint module go.
 
     Args:
-        source: checkpoint module (``model.layers.0.self_attn.q_proj``) or a full tensor name when the last part is no parameter suffix.
+        source: checkpoint module (``model.layers.0.self_attn.q_proj``) or a full tensor name when the last part is no
+            parameter suffix.
         target: module path in the built model (``layers.0.attn.qkv``).
         shard: shard of a fused layer, or ``""``.
         rows: order of the rows in the checkpoint, or None when it is the module's.
@@ -143,7 +210,9 @@ class WeightRule:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """All rules of a checkpoint, and patterns (regular expressions on full tensor names) of tensors that are known and not needed."""
+    """All rules of a checkpoint, and patterns (regular expressions on full tensor names) of tensors that are known
+    and not needed.
+    """
 
     rules: tuple[WeightRule, ...]
     ignore: tuple[str, ...] = ()
@@ -175,7 +244,9 @@ class ForwardContext(Protocol):
 
 
 class BuildContext(Protocol):
-    """The building blocks a model is made of. Parallelism, quantization, adapters and backends are inside; a model file knows none of them."""
+    """The building blocks a model is made of. Parallelism, quantization, adapters and backends are inside; a model
+    file knows none of them.
+    """
 
     dtype: torch.dtype
     device: torch.device
@@ -190,7 +261,9 @@ class BuildContext(Protocol):
         parallel: Parallel = Parallel.REPLICATED,
         input_unit: int = 1,
     ) -> Any:
-        """Return a linear layer; ``name`` is its module path. Calling it maps [T, I] to [T, O] of this rank (ROW layers return the sum over ranks)."""
+        """Return a linear layer; ``name`` is its module path. Calling it maps [T, I] to [T, O] of this rank (ROW
+        layers return the sum over ranks).
+        """
         ...
 
     def embedding(self, name: str, rows: int, size: int) -> Any:
@@ -198,11 +271,15 @@ class BuildContext(Protocol):
         ...
 
     def head(self, name: str, rows: int, size: int, *, bias: bool = False, tied: Any | None = None) -> Any:
-        """Return the output projection: [T, size] → [T, rows], gathered over ranks; ``tied`` is the embedding it shares its weight with."""
+        """Return the output projection: [T, size] → [T, rows], gathered over ranks; ``tied`` is the embedding it
+        shares its weight with.
+        """
         ...
 
     def norm(self, name: str, size: int, eps: float, *, kind: str = "rms", offset: float = 0.0) -> Any:
-        """Return a norm layer. ``norm(x)`` → y; ``norm.add(x, residual)`` → (norm(x + residual), x + residual). ``offset`` is added to the weight (Gemma)."""
+        """Return a norm layer. ``norm(x)`` → y; ``norm.add(x, residual)`` → (norm(x + residual), x + residual).
+        ``offset`` is added to the weight (Gemma).
+        """
         ...
 
     def rotary(
@@ -212,11 +289,15 @@ class BuildContext(Protocol):
         ...
 
     def attention(self, layer: int, group: AttentionGroup) -> Any:
-        """Return the attention of one layer; ``attention(q, k, v, ctx)`` writes the cache and attends, [T, H·D] → [T, H·Dv]."""
+        """Return the attention of one layer; ``attention(q, k, v, ctx)`` writes the cache and attends, [T, H·D] →
+        [T, H·Dv].
+        """
         ...
 
     def activation(self, name: str) -> Any:
-        """Return an activation over fused gate and up, ``[T, 2F] → [T, F]``: ``silu`` or ``gelu`` or ``gelu_tanh`` times up."""
+        """Return an activation over fused gate and up, ``[T, 2F] → [T, F]``: ``silu`` or ``gelu`` or ``gelu_tanh``
+        times up.
+        """
         ...
 
     def moe(self, name: str, config: MoEConfig) -> Any:
@@ -237,8 +318,10 @@ class MoEConfig:
     """A block of experts.
 
     Args:
-        num_experts: routed experts. top_k: experts per token. hidden_size: E. intermediate_size: F of one expert. activation: as in BuildContext.activation.
-        scoring: ``softmax`` or ``sigmoid`` over router logits. renormalize: make the chosen weights sum to 1. num_groups, top_groups: group-limited routing.
+        num_experts: routed experts. top_k: experts per token. hidden_size: E. intermediate_size: F of one expert.
+            activation: as in BuildContext.activation.
+        scoring: ``softmax`` or ``sigmoid`` over router logits. renormalize: make the chosen weights sum to 1.
+            num_groups, top_groups: group-limited routing.
         scale: factor on the weights. bias: whether experts have biases. extra: what other routing methods need.
     """
 
@@ -259,7 +342,8 @@ class MoEConfig:
 class ModelArchitecture(Plugin):
     """One architecture. What a model does not have is a feature that it does not declare.
 
-    Features: ``pipeline`` (``stage``), ``taps`` (hidden states for drafters), ``embeddings_in``, ``multimodal``, ``adapters``.
+    Features: ``pipeline`` (``stage``), ``taps`` (hidden states for drafters), ``embeddings_in``, ``multimodal``,
+    ``adapters``.
     """
 
     family: ClassVar[str] = "models"
@@ -301,7 +385,9 @@ class TextModel(Protocol):
         ...
 
     def forward(self, hidden_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """Return final hidden states [T, E] (normed), from embeddings or from a stage's intermediate states. Positions are [T] or [3, T]."""
+        """Return final hidden states [T, E] (normed), from embeddings or from a stage's intermediate states.
+        Positions are [T] or [3, T].
+        """
         ...
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:

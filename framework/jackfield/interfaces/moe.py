@@ -1,6 +1,7 @@
 """ExpertsBackend: the matrix work of a mixture-of-experts block. Group ``jackfield.moe_experts.v1``.
 
-Routing is the core's. The quantization method owns the weights up to a published packed layout; an experts backend declares the layouts it accepts.
+Routing is the core's. The quantization method owns the weights up to a published packed layout; an experts backend
+declares the layouts it accepts.
 Legend: T tokens, S experts per token, X experts, E width, F intermediate.
 """
 
@@ -24,7 +25,8 @@ class ExpertsRequest(Request):
     """Asks for expert kernels; ``kind`` is the weight layout.
 
     Args:
-        num_experts: X on this rank. top_k: S. hidden_size: E. intermediate_size: F on this rank. activation: as in BuildContext.activation.
+        num_experts: X on this rank. top_k: S. hidden_size: E. intermediate_size: F on this rank. activation: as in
+            BuildContext.activation.
     """
 
     num_experts: int = 0

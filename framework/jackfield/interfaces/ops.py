@@ -1,6 +1,8 @@
-"""Ops: small tensor functions that models and the engine are made of, each chosen on its own. Group ``jackfield.ops.v1``.
+"""Ops: small tensor functions that models and the engine are made of, each chosen on its own. Group
+``jackfield.ops.v1``.
 
-A provider is one plugin that offers several ops. For each op the oracle chooses one provider; the torch reference is a provider like any other.
+A provider is one plugin that offers several ops. For each op the oracle chooses one provider; the torch reference is
+a provider like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ OPS: Mapping[str, str] = {
     "gelu_tanh_and_mul": "(x_T2F) -> y_TF, tanh form",
     "rotary": "(positions_T, q_THD, k_TKD, cos_sin_PR) -> (q_THD, k_TKD), halves",
 }
-"""The published ops and their signatures; shapes in suffixes (T tokens, E width, F intermediate, H and K heads, D head size, P positions, R rotary size)."""
+"""The published ops and their signatures; shapes in suffixes (T tokens, E width, F intermediate, H and K heads, D
+head size, P positions, R rotary size).
+"""
 
 REGIONS = frozenset({"decode_layer", "decode_step"})
 """Larger pieces that a provider may take over as one persistent kernel."""

@@ -1,4 +1,6 @@
-"""Platform: which world of devices this is, and what it offers. Family ``platforms``, entry-point group ``jackfield.platforms.v1``."""
+"""Platform: which world of devices this is, and what it offers. Family ``platforms``, entry-point group
+``jackfield.platforms.v1``.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,8 @@ class GraphApi(Protocol):
 class Platform(Plugin):
     """A device world: CPU, one vendor's accelerators, a simulator.
 
-    Class methods answer questions before any device context exists; an instance is made once per worker by :meth:`bind`.
+    Class methods answer questions before any device context exists; an instance is made once per worker by
+    :meth:`bind`.
     """
 
     family: ClassVar[str] = "platforms"
@@ -114,12 +117,16 @@ class Platform(Plugin):
     device_type: ClassVar[str] = ""
     """torch's device type string."""
     is_fallback: ClassVar[bool] = False
-    """True for the generic platform that is always present: it is not taken silently when a better platform failed to load or to probe."""
+    """True for the generic platform that is always present: it is not taken silently when a better platform failed
+    to load or to probe.
+    """
 
     @classmethod
     @abstractmethod
     def probe(cls) -> Probe:
-        """Say whether this platform is present. Must not create a device context, set environment variables or register anything."""
+        """Say whether this platform is present. Must not create a device context, set environment variables or
+        register anything.
+        """
 
     @classmethod
     @abstractmethod
@@ -128,7 +135,9 @@ class Platform(Plugin):
 
     @classmethod
     def proposals(cls, config: ConfigView, facts: DeviceFacts) -> Sequence[Proposal]:
-        """Return limits and defaults for this device, as data. They are recorded in the report; a user's value is never changed."""
+        """Return limits and defaults for this device, as data. They are recorded in the report; a user's value is
+        never changed.
+        """
         return ()
 
     @classmethod
@@ -139,7 +148,9 @@ class Platform(Plugin):
     @classmethod
     @abstractmethod
     def bind(cls, rank: int, config: ConfigView) -> Platform:
-        """Take possession of the device of ``rank`` in this process (context, threads) and return the platform object."""
+        """Take possession of the device of ``rank`` in this process (context, threads) and return the platform
+        object.
+        """
 
     @property
     @abstractmethod

@@ -1,7 +1,9 @@
 """What every plugin of a choose-one family is: a light class that says what it can do.
 
-The rule of the house is *closed world*: a plugin has exactly the features it declares. The core compares sets; ``check()`` adds limits of shape and
-combination. Nothing here may import torch or a kernel library: a plugin class is loaded to answer questions, and most plugins are never used.
+The rule of the house is *closed world*: a plugin has exactly the features it declares. The core compares sets;
+``check()`` adds limits of shape and
+combination. Nothing here may import torch or a kernel library: a plugin class is loaded to answer questions, and most
+plugins are never used.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from jackfield.interfaces.facts import DeviceFacts
 class Band(IntEnum):
     """How well a plugin serves a request, in words that mean the same for everybody's plugins.
 
-    FALLBACK: right but slow. SUPPORTED: works. GOOD: tuned for this kind of device. BEST: measured ahead of the alternatives for this request.
+    FALLBACK: right but slow. SUPPORTED: works. GOOD: tuned for this kind of device. BEST: measured ahead of the
+    alternatives for this request.
     """
 
     FALLBACK = 0
@@ -45,7 +48,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """How much a candidate wants a request: a band, why, and an optional measured score that orders candidates inside one band."""
+    """How much a candidate wants a request: a band, why, and an optional measured score that orders candidates
+    inside one band.
+    """
 
     band: Band = Band.SUPPORTED
     why: str = ""
@@ -54,7 +59,8 @@ class Preference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is needed of one plugin: the part common to all families. Families add fields; new fields always have defaults.
+    """What is needed of one plugin: the part common to all families. Families add fields; new fields always have
+    defaults.
 
     Args:
         component: which part of the engine asks: ``target``, ``drafter`` or ``encoder``.
@@ -86,7 +92,9 @@ class Plugin:
     family: ClassVar[str] = ""
     """Name of the family; set by the family's class."""
     api: ClassVar[tuple[int, int]] = (1, 0)
-    """(major, minor) of the family's interface that the plugin was written against. The major is also in the entry-point group."""
+    """(major, minor) of the family's interface that the plugin was written against. The major is also in the entry-
+    point group.
+    """
     name: ClassVar[str] = ""
     """The name users write in configuration. Must equal the entry point's name."""
     summary: ClassVar[str] = ""
@@ -100,7 +108,9 @@ class Plugin:
     device_types: ClassVar[frozenset[str]] = ANY
     """Device types (``cpu``, ``cuda``) it runs on."""
     requires: ClassVar[tuple[str, ...]] = ()
-    """Distributions that must be installed, as requirement strings (``flashinfer-python>=0.6``). Checked from metadata, never imported for that."""
+    """Distributions that must be installed, as requirement strings (``flashinfer-python>=0.6``). Checked from
+    metadata, never imported for that.
+    """
     options: ClassVar[Mapping[str, Option]] = {}
     """Settings of this plugin, by name; users set them under ``plugins.options.NAME``."""
 
@@ -108,7 +118,8 @@ class Plugin:
     def check(cls, request: Any) -> Sequence[Reason]:
         """Return every reason why this plugin cannot serve ``request``; empty when it can.
 
-        Called after the set comparisons passed. Must be pure and must not raise: an exception is reported as ``check_raised``.
+        Called after the set comparisons passed. Must be pure and must not raise: an exception is reported as
+        ``check_raised``.
         """
         return ()
 
@@ -142,7 +153,8 @@ class Proposal:
     Args:
         field: dotted name of the setting (``cache.block_size``).
         value: the suggested value.
-        must: ``True`` when the engine cannot run with another value: a user's different value is then an error. ``False``: only fills a default.
+        must: ``True`` when the engine cannot run with another value: a user's different value is then an error.
+            ``False``: only fills a default.
         reason: why, for the report.
     """
 

@@ -1,6 +1,7 @@
 """QuantizationMethod: one checkpoint format run by one kernel family. Group ``jackfield.quantization_methods.v1``.
 
-Several methods may serve the same format (a reference and a fast kernel compete for the same checkpoint). The unquantized case is a method too. Legend: T rows of
+Several methods may serve the same format (a reference and a fast kernel compete for the same checkpoint). The
+unquantized case is a method too. Legend: T rows of
 activations, I input features, O output features.
 """
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 FORMATS = frozenset({"", "gguf", "gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "nvfp4"})
-"""Checkpoint formats known by name; the vocabulary is open. The request's ``kind`` is the format; ``""`` means that nothing is quantized."""
+"""Checkpoint formats known by name; the vocabulary is open. The request's ``kind`` is the format; ``""`` means that
+nothing is quantized.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +99,10 @@ class ParameterSpec:
         output_dim: dimension that runs along O, or ``None`` (a scale for the whole matrix).
         input_dim: dimension that runs along I, or ``None``.
         output_pack: logical output rows per stored element along ``output_dim``.
-        input_pack: logical input columns per stored element along ``input_dim`` (8 for int4 in int32; 32/18 bytes-per-block formats use ``input_block``).
-        input_block: (logical columns, stored elements) of one indivisible block along ``input_dim``; overrides ``input_pack``.
+        input_pack: logical input columns per stored element along ``input_dim`` (8 for int4 in int32; 32/18
+            bytes-per-block formats use ``input_block``).
+        input_block: (logical columns, stored elements) of one indivisible block along ``input_dim``; overrides
+            ``input_pack``.
         shard: the one shard it belongs to, or ``None`` when all shards are stacked in it along ``output_dim``.
         optional: the checkpoint may lack it.
     """
@@ -120,7 +125,8 @@ class ActivationSpec:
     """The quantized input a scheme takes, so that a norm or an activation can quantize in place.
 
     Args:
-        dtype: ``int8``, ``float8_e4m3fn``. granularity: ``token``, ``tensor`` or ``group``. group_size: for ``group``. dynamic: whether scales are computed per step.
+        dtype: ``int8``, ``float8_e4m3fn``. granularity: ``token``, ``tensor`` or ``group``. group_size: for
+            ``group``. dynamic: whether scales are computed per step.
     """
 
     dtype: str
@@ -159,7 +165,9 @@ class LinearScheme:
         raise NotImplementedError
 
     def finalize(self, layer: ParameterHolder) -> None:
-        """Turn loaded parameters into the form :meth:`apply` wants. Called exactly once, after all parameters are loaded."""
+        """Turn loaded parameters into the form :meth:`apply` wants. Called exactly once, after all parameters are
+        loaded.
+        """
 
     def activation_spec(self, info: LayerInfo) -> ActivationSpec | None:
         """Return the quantized input this scheme takes, or None for plain activations."""

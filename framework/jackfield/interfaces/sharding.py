@@ -1,6 +1,7 @@
 """Sharding as data: how a weight or a cache is cut when several ranks share a layer.
 
-Every parallel layer, quantized parameter and cache plane carries these records, so that tensor, expert and context parallelism are settings and not
+Every parallel layer, quantized parameter and cache plane carries these records, so that tensor, expert and context
+parallelism are settings and not
 code paths. A *unit* is the smallest piece that may not be cut (one head, one quantization group).
 """
 
@@ -36,7 +37,8 @@ class OutputShard:
         name: what the weight map calls it (``q``, ``gate``); ``""`` for a layer of a single matrix.
         size: rows in the checkpoint.
         unit: rows that stay together (head size for q, k and v; 1 for gate and up).
-        may_replicate: when there are fewer units than ranks, neighbouring ranks hold the same unit (KV heads of grouped-query attention).
+        may_replicate: when there are fewer units than ranks, neighbouring ranks hold the same unit (KV heads of
+            grouped-query attention).
 
     >>> OutputShard("k", 2 * 64, unit=64, may_replicate=True).slice(RankInfo(3, 4))
     (64, 128)
@@ -71,7 +73,9 @@ class OutputShard:
 
 
 def even_slice(size: int, rank: RankInfo, unit: int = 1) -> tuple[int, int]:
-    """Return the ``[start, stop)`` part of ``size`` that ``rank`` holds; raises ValueError when units do not divide evenly."""
+    """Return the ``[start, stop)`` part of ``size`` that ``rank`` holds; raises ValueError when units do not divide
+    evenly.
+    """
     if size % (unit * rank.size):
         raise ValueError(f"{size} cannot be divided into {rank.size} parts in units of {unit}")
     share = size // rank.size

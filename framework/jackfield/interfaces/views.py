@@ -1,4 +1,6 @@
-"""Read-only views of configuration that plugins may see. The core's config classes satisfy them; nothing here imports the config package."""
+"""Read-only views of configuration that plugins may see. The core's config classes satisfy them; nothing here
+imports the config package.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class ConfigView(Protocol):
         ...
 
     def is_user_set(self, field: str) -> bool:
-        """Return whether a user set the field (command line, environment, file or API), as opposed to a default or a proposal."""
+        """Return whether a user set the field (command line, environment, file or API), as opposed to a default or
+        a proposal.
+        """
         ...
 
     def plugin_options(self, name: str) -> Mapping[str, Any]:
