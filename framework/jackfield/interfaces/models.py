@@ -238,6 +238,15 @@ class ForwardContext(Protocol):
         """[T] adapter index of each token, or None when no adapter is active."""
         ...
 
+    def angles(self, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        """Return cosines and sines [T, R] of a rotary embedding; computed once per step."""
+        ...
+
+    @property
+    def taps(self) -> frozenset[int]:
+        """Layers whose residual stream someone asked for; empty in most engines."""
+        ...
+
     def tap(self, layer: int, hidden_TE: torch.Tensor) -> None:
         """Offer the residual stream after a layer to drafters; keeps it only where someone asked."""
         ...
@@ -282,15 +291,15 @@ class BuildContext(Protocol):
         """
         ...
 
-    def rotary(
-        self, head_size: int, *, rotary_dim: int, theta: float, scaling: Mapping[str, Any] | None, max_position: int
-    ) -> Any:
-        """Return rotary embedding: ``rotary(positions, q, k)`` rotates halves in place and returns (q, k)."""
+    def rotary(self, rotary_dim: int, *, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Any:
+        """Return a rotary embedding of the first ``rotary_dim`` features; equal ones are shared."""
         ...
 
-    def attention(self, layer: int, group: AttentionGroup) -> Any:
-        """Return the attention of one layer; ``attention(q, k, v, ctx)`` writes the cache and attends, [T, H·D] →
-        [T, H·Dv].
+    def attention(
+        self, layer: int, group: AttentionGroup, *, rotary: Any = None, q_norm: Any = None, k_norm: Any = None
+    ) -> Any:
+        """Return the attention of one layer: ``attention(qkv, positions, ctx)`` normalizes and rotates q and k, writes
+        the cache and attends, [T, H·D + K·D + K·Dv] → [T, H·Dv]. It is one call so that a platform can fuse it.
         """
         ...
 
@@ -365,6 +374,11 @@ class ModelArchitecture(Plugin):
     @abstractmethod
     def attention_groups(cls, config: Any) -> tuple[AttentionGroup, ...]:
         """Return the groups of layers that mix tokens; every layer in exactly one."""
+
+    @classmethod
+    def experts(cls, config: Any) -> MoEConfig | None:
+        """Return what its mixture-of-experts blocks look like, or None when it has none."""
+        return None
 
     @classmethod
     @abstractmethod

@@ -20,7 +20,7 @@ OPS: Mapping[str, str] = {
     "silu_and_mul": "(x_T2F) -> y_TF",
     "gelu_and_mul": "(x_T2F) -> y_TF, exact (erf)",
     "gelu_tanh_and_mul": "(x_T2F) -> y_TF, tanh form",
-    "rotary": "(positions_T, q_THD, k_TKD, cos_sin_PR) -> (q_THD, k_TKD), halves",
+    "rotary": "(x_THD, cos_sin_TR) -> x_THD, in place; pairs are (i, i + R/2)",
 }
 """The published ops and their signatures; shapes in suffixes (T tokens, E width, F intermediate, H and K heads, D
 head size, P positions, R rotary size).

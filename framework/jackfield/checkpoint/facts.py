@@ -1,0 +1,178 @@
+"""Reads what a checkpoint says about itself: json files and headers, never weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jackfield.checkpoint.binary import corrupt
+from jackfield.checkpoint.ggml_types import PLAIN_DTYPES, PREFIX
+from jackfield.checkpoint.gguf_header import ArrayLimits, GgufFile, read_gguf
+from jackfield.checkpoint.locate import (
+    gguf_files,
+    gguf_in_folder,
+    read_json,
+    safetensors_in_folder,
+)
+from jackfield.checkpoint.safetensors_header import read_safetensors
+from jackfield.errors import ModelNotFoundError
+from jackfield.interfaces.facts import ModelFacts, TensorFacts
+
+CONFIG_ARRAYS = ArrayLimits(numbers=1024, strings=64)
+"""The longest arrays of GGUF metadata that ``ModelFacts.config`` holds. Numbers may be one per layer, so that their
+limit lies above the layer count of any model; vocabularies stay out.
+"""
+
+
+def read_facts(path: str | Path) -> ModelFacts:
+    """Return the facts of the checkpoint at ``path``.
+
+    Args:
+        path: a GGUF file (of a sharded model, any shard), a folder with one GGUF model, a folder with config.json and
+            safetensors files, or a folder with a config.json alone.
+
+    Raises:
+        ModelNotFoundError: nothing lies there, no checkpoint lies there, or parts of it are absent.
+        CheckpointError: a file is damaged or contradicts itself or another one.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _file_facts(path)
+    if not path.is_dir():
+        raise ModelNotFoundError(
+            "there is no file or folder of this name", field="path", value=str(path), remedy="check the path"
+        )
+    return _folder_facts(path)
+
+
+def _file_facts(path: Path) -> ModelFacts:
+    if path.suffix in (".json", ".safetensors"):
+        corrupt(path, f"{path.name} is one file of a checkpoint folder", remedy="name the folder")
+    return _gguf_facts(path, gguf_files(path))
+
+
+def _folder_facts(folder: Path) -> ModelFacts:
+    has_config = (folder / "config.json").is_file()
+    files = safetensors_in_folder(folder) if has_config else {}
+    if files:
+        return _hf_facts(folder, files)
+    ggufs = gguf_in_folder(folder)
+    if ggufs:
+        return _gguf_facts(folder, ggufs)
+    if has_config:
+        return _hf_facts(folder, {})
+    raise ModelNotFoundError(
+        "the folder holds no model: neither a config.json nor a .gguf file",
+        field="path",
+        value=str(folder),
+        remedy="name a GGUF file or a folder with config.json and safetensors files",
+    )
+
+
+def _gguf_facts(path: Path, files: list[Path]) -> ModelFacts:
+    parts = [read_gguf(file, CONFIG_ARRAYS) for file in files]
+    metadata = parts[0].metadata
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        corrupt(files[0], f"{files[0].name} does not say its general.architecture", remedy="convert the model again")
+    tensors = _merge(path, [part.tensors for part in parts])
+    _check_split(path, parts, tensors)
+    return ModelFacts(
+        path=str(path),
+        container="gguf",
+        architecture=f"gguf:{architecture}",
+        config=metadata,
+        quantization="gguf",
+        dtype=_plain_dtype(tensors.values()),
+        tensors=tensors,
+    )
+
+
+def _check_split(path: Path, parts: list[GgufFile], tensors: Mapping[str, TensorFacts]) -> None:
+    promised = parts[0].metadata.get("split.tensors.count")
+    if len(parts) > 1 and promised is not None and promised != len(tensors):
+        corrupt(path, f"the shards hold {len(tensors)} tensors, but the first one promises {promised}")
+
+
+def _plain_dtype(tensors: Iterable[TensorFacts]) -> str:
+    """Return the type that all matrices share when it is a plain one; norms are often stored wider."""
+    words = {tensor.dtype for tensor in tensors if len(tensor.shape) > 1}
+    return PLAIN_DTYPES.get(words.pop().removeprefix(PREFIX), "") if len(words) == 1 else ""
+
+
+def _merge(path: Path, parts: list[Mapping[str, TensorFacts]]) -> dict[str, TensorFacts]:
+    merged: dict[str, TensorFacts] = {}
+    twice: list[str] = []
+    for part in parts:
+        twice += [name for name in part if name in merged]
+        merged.update(part)
+    if twice:
+        corrupt(path, f"{len(twice)} tensors lie in more than one file, the first is '{twice[0]}'")
+    return merged
+
+
+def _hf_facts(folder: Path, files: Mapping[Path, frozenset[str] | None]) -> ModelFacts:
+    config = read_json(folder / "config.json")
+    quantization, quantization_config = _quantization(folder, config)
+    return ModelFacts(
+        path=str(folder),
+        container="safetensors" if files else "config",
+        architecture=_architecture(folder, config),
+        config=config,
+        quantization=quantization,
+        quantization_config=quantization_config,
+        dtype=_saved_dtype(config),
+        tensors=_merge(folder, [_listed(file, names) for file, names in files.items()]),
+    )
+
+
+def _listed(file: Path, names: frozenset[str] | None) -> Mapping[str, TensorFacts]:
+    tensors = read_safetensors(file)
+    if names is None:
+        return tensors
+    absent = sorted(names - tensors.keys())
+    if absent:
+        corrupt(file, f"{file.name} lacks {len(absent)} tensors that the index promises, the first is '{absent[0]}'")
+    return {name: tensors[name] for name in tensors if name in names}
+
+
+def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        corrupt(
+            folder / "config.json",
+            "config.json names no architecture",
+            remedy='add "architectures": ["..."] with the class that the model was saved from',
+        )
+    return names[0]
+
+
+def _saved_dtype(config: Mapping[str, Any]) -> str:
+    nested = config.get("text_config")
+    for section in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            value = section.get(key)
+            if isinstance(value, str) and value != "auto":
+                return value.removeprefix("torch.")
+    return ""
+
+
+def _quantization(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, object]]:
+    section = config.get("quantization_config") or config.get("compression_config")
+    if section is None and (folder / "quantize_config.json").is_file():
+        # Before config.json could say so, GPTQ checkpoints carried a file of their own.
+        section = {"quant_method": "gptq", **read_json(folder / "quantize_config.json")}
+    if section is None:
+        return "", {}
+    method = _quantization_method(section) if isinstance(section, Mapping) else ""
+    if not method:
+        corrupt(folder / "config.json", "quantization_config does not name its quant_method", remedy="add quant_method")
+    return method, section
+
+
+def _quantization_method(section: Mapping[str, Any]) -> str:
+    method = section.get("quant_method")
+    if method is None and (section.get("load_in_4bit") or section.get("load_in_8bit")):
+        return "bitsandbytes"
+    return method.lower() if isinstance(method, str) else ""

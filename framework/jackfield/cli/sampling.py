@@ -1,0 +1,39 @@
+"""Sampling flags that ``generate`` and ``chat`` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+_MAX_TOKENS = 512
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """How tokens are drawn; the model's own defaults hold for what is not set."""
+
+    temperature: float | None = None
+    "0 takes the most likely token; higher values are more random."
+    top_p: float | None = None
+    "Draw from the smallest set of tokens with this probability."
+    top_k: int | None = None
+    "Draw from this many of the most likely tokens."
+    min_p: float | None = None
+    "Drop tokens below this share of the most likely one's probability."
+    max_tokens: int | None = None
+    "Most tokens of the answer; 512 when not set."
+    stop: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
+    "Text that ends the answer; may be repeated."
+
+    def params(self, generation: dict[str, Any] | None = None) -> Any:
+        """Return SamplingParams with the flags that were set, over the configuration's ``generation``."""
+        from jackfield import SamplingParams
+
+        given = {name: getattr(self, name) for name in self.__slots__}
+        chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+        if "stop" in chosen:
+            chosen["stop"] = list(chosen["stop"])
+        return SamplingParams(**{"max_tokens": _MAX_TOKENS, **(generation or {}), **chosen})

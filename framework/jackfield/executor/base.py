@@ -1,0 +1,33 @@
+"""The executor interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from jackfield.kv_cache import CachePlan
+from jackfield.protocol import ModelRunnerOutput, SchedulerOutput
+
+
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step and return its result."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs planned steps on all ranks, in the order in which they are launched."""
+
+    def start(self, progress: Callable[[int, int], None] | None = None) -> CachePlan:
+        """Bring up the workers; returns the cache plan that all agreed on."""
+        ...
+
+    def launch(self, plan: SchedulerOutput) -> Pending:
+        """Start a step."""
+        ...
+
+    def shutdown(self) -> None:
+        """Stop the workers and free what they hold."""
+        ...

@@ -1,0 +1,1 @@
+"""Building blocks of models. A model file sees them through :class:`jackfield.interfaces.BuildContext`."""

@@ -1,0 +1,220 @@
+"""The build context: makes the layers a model file asks for, with everything that was decided inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from jackfield.errors import ConfigError
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionEnv,
+    AttentionGroup,
+    Communicator,
+    ExpertsRequest,
+    LayerInfo,
+    LinearScheme,
+    MoEConfig,
+    OutputShard,
+    Parallel,
+    RankInfo,
+    TensorFacts,
+    WeightMap,
+)
+from jackfield.interfaces.moe import ExpertsBackend
+from jackfield.layers.activation import gated_activation
+from jackfield.layers.attention import Attention
+from jackfield.layers.composite import Composite
+from jackfield.layers.linear import Embedding, Head, Linear
+from jackfield.layers.moe import Moe
+from jackfield.layers.norm import LayerNorm, RmsNorm
+from jackfield.layers.rotary import Rotary
+
+SchemeOf = Callable[[LayerInfo], LinearScheme | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """The backend of one layer: the name of its metadata, the backend, and what it is built with."""
+
+    name: str
+    backend: type[AttentionBackend] | Composite
+    env: AttentionEnv
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """What was decided, as far as layers are concerned.
+
+    Args:
+        dtype, device: of the weights. communicator: of the tensor-parallel group.
+        scheme: gives each layer its scheme (the chosen quantization method with its spec), or None to leave it alone.
+        plain: gives the scheme of layers that were left alone.
+        attention: the backend of each layer.
+        ops: chosen op implementations. experts: experts backend class, or None when the model has none.
+        weights: where checkpoint tensors go. tensors: facts of the checkpoint's tensors.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    communicator: Communicator
+    scheme: SchemeOf
+    plain: Callable[[LayerInfo], LinearScheme]
+    attention: Mapping[int, LayerAttention]
+    ops: Mapping[str, Callable[..., Any]]
+    experts: type[ExpertsBackend] | None = None
+    weights: WeightMap = field(default_factory=lambda: WeightMap(()))
+    tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
+
+
+class LayerBuilder:
+    """Implements :class:`jackfield.interfaces.BuildContext`."""
+
+    def __init__(self, plan: BuildPlan) -> None:
+        self._plan = plan
+        self.dtype, self.device = plan.dtype, plan.device
+        self._rank = RankInfo(plan.communicator.rank, plan.communicator.size)
+        self._sources = _sources_by_target(plan.weights)
+        self._by_module = _tensors_by_module(plan.tensors)
+        self._rotaries: dict[str, Rotary] = {}
+
+    def linear(
+        self,
+        name: str,
+        input_size: int,
+        outputs: int | Sequence[OutputShard],
+        *,
+        bias: bool = False,
+        parallel: Parallel = Parallel.REPLICATED,
+        input_unit: int = 1,
+    ) -> Linear:
+        """See BuildContext."""
+        shards = (OutputShard("", outputs),) if isinstance(outputs, int) else tuple(outputs)
+        info = self._info(name, input_size, shards, parallel, "linear", input_unit=input_unit, bias=bias)
+        return Linear(info, self._scheme(info), self._plan.communicator, self.device)
+
+    def embedding(self, name: str, rows: int, size: int) -> Embedding:
+        """See BuildContext."""
+        info = self._info(name, size, (OutputShard("", rows),), self._vocabulary_split(rows), "embedding")
+        return Embedding(info, self._scheme(info), self._plan.communicator, self.device)
+
+    def head(self, name: str, rows: int, size: int, *, bias: bool = False, tied: Any | None = None) -> Head:
+        """See BuildContext."""
+        info = self._info(name, size, (OutputShard("", rows),), self._vocabulary_split(rows), "head", bias=bias)
+        return Head(info, self._scheme(info), self._plan.communicator, self.device, tied)
+
+    def norm(self, name: str, size: int, eps: float, *, kind: str = "rms", offset: float = 0.0) -> Any:
+        """See BuildContext."""
+        if kind == "layer":
+            return LayerNorm(name, size, eps, self.dtype, self.device)
+        return RmsNorm(name, size, eps, self._plan.ops, self.dtype, self.device, offset)
+
+    def rotary(self, rotary_dim: int, *, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Rotary:
+        """See BuildContext."""
+        key = repr((rotary_dim, theta, sorted((scaling or {}).items(), key=lambda item: item[0]), max_position))
+        if key not in self._rotaries:
+            self._rotaries[key] = Rotary(rotary_dim, theta, scaling, max_position, self.device)
+        return self._rotaries[key]
+
+    def attention(
+        self, layer: int, group: AttentionGroup, *, rotary: Any = None, q_norm: Any = None, k_norm: Any = None
+    ) -> Attention:
+        """See BuildContext."""
+        choice = self._plan.attention[layer]
+        heads, kv_heads = self.local_heads(group.num_heads), self.local_kv_heads(group.num_kv_heads)
+        part = choice.backend.layer(choice.env, layer)
+        return Attention(layer, choice.name, group, part, heads, kv_heads, self._plan.ops, rotary, q_norm, k_norm)
+
+    def activation(self, name: str) -> Callable[..., Any]:
+        """See BuildContext."""
+        return gated_activation(name, self._plan.ops)
+
+    def moe(self, name: str, config: MoEConfig) -> Moe:
+        """See BuildContext."""
+        if self._plan.experts is None:
+            raise ConfigError("the model has experts, but no experts backend was chosen", field="moe", value=name)
+        width, inner = config.hidden_size, config.intermediate_size
+        shards = (OutputShard("gate", inner), OutputShard("up", inner))
+        count = config.num_experts
+        up = self._info(f"{name}.gate_up", width, shards, Parallel.COLUMN, "experts", num_experts=count)
+        down = self._info(f"{name}.down", inner, (OutputShard("", width),), Parallel.ROW, "experts", num_experts=count)
+        backend = self._plan.experts.build(
+            ExpertsRequest(
+                kind="dense",
+                num_experts=count,
+                top_k=config.top_k,
+                hidden_size=width,
+                intermediate_size=inner // self._rank.size,
+                activation=config.activation,
+            )
+        )
+        pairs = ((up, self._scheme(up)), (down, self._scheme(down)))
+        return Moe(name, config, *pairs, backend, self._plan.communicator, self.device)
+
+    def local_heads(self, heads: int) -> int:
+        """See BuildContext."""
+        if heads % self._rank.size:
+            raise ConfigError(
+                f"{heads} attention heads cannot be divided among the ranks",
+                field="parallel.tensor_parallel_size",
+                value=self._rank.size,
+                remedy=f"use a divisor of {heads}",
+            )
+        return heads // self._rank.size
+
+    def local_kv_heads(self, heads: int) -> int:
+        """See BuildContext."""
+        return max(1, heads // self._rank.size)
+
+    def _vocabulary_split(self, rows: int) -> Parallel:
+        # A vocabulary that does not divide is kept whole on every rank: correct, and rare enough not to pad for.
+        return Parallel.COLUMN if rows % self._rank.size == 0 else Parallel.REPLICATED
+
+    def _info(
+        self,
+        name: str,
+        input_size: int,
+        shards: tuple[OutputShard, ...],
+        parallel: Parallel,
+        role: str,
+        *,
+        input_unit: int = 1,
+        bias: bool = False,
+        num_experts: int = 0,
+    ) -> LayerInfo:
+        info = LayerInfo(
+            name,
+            input_size,
+            shards,
+            parallel,
+            input_unit,
+            bias,
+            str(self.dtype).removeprefix("torch."),
+            role,
+            rank=self._rank,
+            num_experts=num_experts,
+        )
+        sources = self._sources.get(name, {})
+        tensors = {shard: self._by_module.get(module, {}) for shard, module in sources.items()}
+        return replace(info, sources=sources, tensors=tensors)
+
+    def _scheme(self, info: LayerInfo) -> LinearScheme:
+        return self._plan.scheme(info) or self._plan.plain(info)
+
+
+def _sources_by_target(weights: WeightMap) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for rule in weights.rules:
+        found.setdefault(rule.target, {}).setdefault(rule.shard, rule.source)
+    return found
+
+
+def _tensors_by_module(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, TensorFacts]]:
+    found: dict[str, dict[str, TensorFacts]] = {}
+    for name, facts in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        found.setdefault(module, {})[suffix] = facts
+    return found

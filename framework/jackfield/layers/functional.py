@@ -1,0 +1,73 @@
+"""Torch references of the published ops. Legend: T tokens, E width, F intermediate, H heads, D head size, R rotary
+size.
+
+Each is exact in float32 and the measure for every faster implementation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm (arXiv:1910.07467) over the last dimension, computed in float32 for narrower types."""
+    if x_TE.dtype == torch.float32:
+        return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, eps)
+    wide = F.rms_norm(x_TE.float(), (x_TE.shape[-1],), None, eps)
+    return wide.to(x_TE.dtype) * weight_E
+
+
+def fused_add_rms_norm(
+    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (norm(x + residual), x + residual)."""
+    total = x_TE + residual_TE
+    return rms_norm(total, weight_E, eps), total
+
+
+def silu_and_mul(x_T2F: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up of ``[gate, up]`` (SwiGLU, arXiv:2002.05202)."""
+    gate, up = x_T2F.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(x_T2F: torch.Tensor) -> torch.Tensor:
+    """Return gelu(gate) * up with the exact (erf) gelu."""
+    gate, up = x_T2F.chunk(2, dim=-1)
+    return F.gelu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(x_T2F: torch.Tensor) -> torch.Tensor:
+    """Return gelu(gate) * up with the tanh form of gelu."""
+    gate, up = x_T2F.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
+    """Rotate the first R features of every head in place, pairs being (i, i + R/2) (RoFormer, arXiv:2104.09864).
+
+    Args:
+        x_THD: heads, queries and keys together; features past R stay as they are.
+        cos_sin_TR: cosines then sines of each token's angles, R/2 each, in float32.
+    """
+    size = cos_sin_TR.shape[-1]
+    cos, sin = cos_sin_TR.unsqueeze(1).chunk(2, dim=-1)
+    first, second = x_THD[..., :size].chunk(2, dim=-1)
+    low, high = first.to(cos.dtype), second.to(cos.dtype)
+    new_first = (low * cos).addcmul_(high, sin, value=-1)
+    new_second = (high * cos).addcmul_(low, sin)
+    first.copy_(new_first)
+    second.copy_(new_second)
+    return x_THD
+
+
+REFERENCES = {
+    "rms_norm": rms_norm,
+    "fused_add_rms_norm": fused_add_rms_norm,
+    "silu_and_mul": silu_and_mul,
+    "gelu_and_mul": gelu_and_mul,
+    "gelu_tanh_and_mul": gelu_tanh_and_mul,
+    "rotary": rotary,
+}
+"""Every op of :data:`jackfield.interfaces.OPS`."""

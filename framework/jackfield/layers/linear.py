@@ -1,0 +1,103 @@
+"""Linear layers, embeddings and heads: one class each, whatever the parallelism or quantization.
+
+Legend: T tokens, I inputs, O outputs of this rank, V vocabulary, E width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from jackfield.interfaces import Communicator, LayerInfo, LinearScheme, Parallel
+from jackfield.layers.parameters import SchemeWeight
+
+
+class Linear(SchemeWeight):
+    """``x @ W.T + b`` over one or several stacked checkpoint matrices."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, info: LayerInfo, scheme: LinearScheme, communicator: Communicator, device: torch.device) -> None:
+        super().__init__(info, scheme, device)
+        self._communicator = communicator
+        self._reduce = info.parallel is Parallel.ROW and communicator.size > 1
+        self.bias = None
+        if info.bias:
+            size = sum(info.local_output_sizes)
+            self.bias = nn.Parameter(
+                torch.zeros(size, dtype=getattr(torch, info.dtype), device=device), requires_grad=False
+            )
+            self._expect("bias", [s.name for s in info.shards])
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """Take a weight tensor or a bias."""
+        if suffix == "bias" and self.bias is not None:
+            self._load_bias(self.bias, shard, tensor)
+            return True
+        return super().load(shard, suffix, tensor)
+
+    def _load_bias(self, bias: torch.Tensor, shard: str, tensor: torch.Tensor) -> None:
+        start = 0
+        for part, size in zip(self.info.shards, self.info.local_output_sizes, strict=True):
+            if part.name == shard:
+                if self.info.parallel is Parallel.COLUMN:
+                    tensor = tensor[slice(*part.slice(self.info.rank))]
+                self._copy(bias[start : start + size], tensor, "bias")
+                self._filled("bias", shard)
+            start += size
+
+    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return [T, O]; for ROW layers the sum over ranks, the bias added once."""
+        if not self._reduce:
+            return self.scheme.apply(self, x_TI, self.bias)
+        partial = self._communicator.all_reduce(self.scheme.apply(self, x_TI, None))
+        return partial if self.bias is None else partial + self.bias
+
+
+class Embedding(SchemeWeight):
+    """A vocabulary embedding, rows cut across ranks."""
+
+    def __init__(self, info: LayerInfo, scheme: LinearScheme, communicator: Communicator, device: torch.device) -> None:
+        super().__init__(info, scheme, device)
+        self._communicator = communicator
+        self._first = info.shards[0].slice(info.rank)[0] if info.parallel is Parallel.COLUMN else 0
+
+    def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Return [T, E]."""
+        if self._communicator.size == 1:
+            return self.scheme.lookup(self, ids_T)
+        local = ids_T - self._first
+        outside = (local < 0) | (local >= self.info.local_output_sizes[0])
+        rows = self.scheme.lookup(self, local.masked_fill(outside, 0))
+        return self._communicator.all_reduce(rows.masked_fill_(outside.unsqueeze(-1), 0))
+
+
+class Head(Linear):
+    """The output projection; its logits are gathered over ranks. ``tied`` shares the weight of an embedding."""
+
+    def __init__(
+        self,
+        info: LayerInfo,
+        scheme: LinearScheme,
+        communicator: Communicator,
+        device: torch.device,
+        tied: Embedding | None = None,
+    ) -> None:
+        super().__init__(info, scheme if tied is None else _Nothing(), communicator, device)
+        self._tied = [tied] if tied is not None else []  # a list, so that torch does not register it twice
+
+    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return logits [T, V]."""
+        if self._tied:
+            owner = self._tied[0]
+            local = owner.scheme.apply(owner, x_TI, self.bias)
+        else:
+            local = self.scheme.apply(self, x_TI, self.bias)
+        return self._communicator.all_gather(local, dim=-1)
+
+
+class _Nothing(LinearScheme):
+    """The scheme of a head that owns no weight."""
+
+    def parameters(self, info: LayerInfo) -> tuple[()]:
+        return ()

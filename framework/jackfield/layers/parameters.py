@@ -1,0 +1,148 @@
+"""Allocation and loading of sharded parameters from their specs. Nothing here knows a quantization format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from jackfield.errors import CheckpointError
+from jackfield.interfaces import LayerInfo, LinearScheme, Parallel, ParameterSpec, even_slice
+
+
+class LoadableModule(nn.Module):
+    """A module whose parameters are filled one checkpoint tensor at a time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.path = name
+        self._missing: dict[str, set[str]] = {}
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """Take a checkpoint tensor; return False when no parameter wants that suffix.
+
+        Raises:
+            CheckpointError: the shape does not fit.
+        """
+        raise NotImplementedError
+
+    def unfilled(self) -> list[str]:
+        """Return parameters (with shards) that have not been loaded."""
+        return [
+            f"{self.path}.{name}" + (f"[{shard}]" if shard else "")
+            for name, shards in self._missing.items()
+            for shard in sorted(shards)
+        ]
+
+    def finalize(self) -> None:
+        """Called once, after everything is loaded."""
+
+    def _expect(self, name: str, shards: Sequence[str] = ("",)) -> None:
+        self._missing[name] = set(shards)
+
+    def _filled(self, name: str, shard: str = "") -> None:
+        self._missing[name].discard(shard)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, what: str) -> None:
+        if target.shape != source.shape:
+            raise CheckpointError(
+                f"the shape of a checkpoint tensor does not fit {self.path}.{what}",
+                field=f"{self.path}.{what}",
+                value=tuple(source.shape),
+                remedy=f"expected {tuple(target.shape)}; is the checkpoint of another size than its config says?",
+            )
+        with torch.no_grad():
+            target.copy_(source)
+
+
+class PlainWeight(LoadableModule):
+    """A module with replicated parameters of fixed shapes (norms, small tables)."""
+
+    def __init__(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(name)
+        for key, shape in shapes.items():
+            self.register_parameter(key, _empty(shape, dtype, device))
+            self._expect(key)
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """See the base class."""
+        if suffix not in self._missing:
+            return False
+        self._copy(self.get_parameter(suffix), tensor, suffix)
+        self._filled(suffix)
+        return True
+
+
+class SchemeWeight(LoadableModule):
+    """A module whose weight is stored and applied by a quantization scheme."""
+
+    def __init__(self, info: LayerInfo, scheme: LinearScheme, device: torch.device) -> None:
+        super().__init__(info.name)
+        self.info = info
+        self.scheme = scheme
+        self._specs = tuple(scheme.parameters(info))
+        self._device = device
+        for spec in self._specs:
+            self.register_parameter(spec.name, _empty(spec.shape, getattr(torch, spec.dtype), device))
+            names = (spec.shard,) if spec.shard is not None else tuple(s.name for s in info.shards)
+            if not spec.optional:
+                self._expect(spec.name, names)
+            else:
+                self._missing[spec.name] = set()
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """See the base class."""
+        wanted = [s for s in self._specs if s.suffix == suffix and s.shard in (None, shard)]
+        for spec in wanted:
+            piece = self._cut(spec, shard, tensor)
+            self._copy(self._place(spec, shard), piece, spec.name)
+            self._filled(spec.name, shard)
+        return bool(wanted)
+
+    def finalize(self) -> None:
+        """Let the scheme prepare the weight."""
+        self.scheme.finalize(self)
+
+    def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Drop all weight parameters and hold these instead."""
+        for spec in self._specs:
+            if spec.name in self._parameters:
+                del self._parameters[spec.name]
+        for name, tensor in parameters.items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+    def _cut(self, spec: ParameterSpec, shard: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a whole checkpoint tensor."""
+        info = self.info
+        if info.parallel is Parallel.COLUMN and spec.output_dim is not None:
+            start, stop = next(s for s in info.shards if s.name == shard).slice(info.rank)
+            tensor = tensor.narrow(spec.output_dim, start // spec.output_pack, (stop - start) // spec.output_pack)
+        if info.parallel is Parallel.ROW and spec.input_dim is not None:
+            logical, stored = spec.input_block or (spec.input_pack, 1)
+            start, stop = even_slice(info.input_size, info.rank, max(info.input_unit, logical))
+            tensor = tensor.narrow(spec.input_dim, start // logical * stored, (stop - start) // logical * stored)
+        return tensor
+
+    def _place(self, spec: ParameterSpec, shard: str) -> torch.Tensor:
+        """Return the part of the parameter that holds ``shard``."""
+        target: torch.Tensor = self.get_parameter(spec.name)
+        if spec.shard is not None or spec.output_dim is None or len(self.info.shards) == 1:
+            return target
+        start = 0
+        for other, size in zip(self.info.shards, self.info.local_output_sizes, strict=True):
+            if other.name == shard:
+                return target.narrow(spec.output_dim, start // spec.output_pack, size // spec.output_pack)
+            start += size
+        raise CheckpointError(
+            f"{self.path} has no shard '{shard}'",
+            field="weight_map",
+            value=shard,
+            remedy=f"its shards are {[s.name for s in self.info.shards]}",
+        )
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,0 +1,155 @@
+"""Loading: walks the checkpoint's tensors once, sends each where the weight map says, and accounts for all of them.
+
+A tensor that nothing takes and a parameter that nothing fills are errors that name them all: weights never vanish.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from jackfield.errors import CheckpointError
+from jackfield.interfaces import ModelFacts, RowOrder, WeightMap, WeightRule
+from jackfield.layers.moe import ExpertWeight
+from jackfield.layers.parameters import LoadableModule
+
+PLAIN_GGML = {"ggml:F32": "float32", "ggml:F16": "float16", "ggml:BF16": "bfloat16", "ggml:F64": "float64"}
+"""GGML types that are torch types."""
+
+Progress = Callable[[int, int], None]
+
+
+class Tensors(Protocol):
+    """Checkpoint tensors by name; see ``jackfield.checkpoint``."""
+
+    facts: ModelFacts
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over all names."""
+        ...
+
+    def get(self, name: str) -> Any:
+        """Return a read-only numpy view; types that numpy lacks come as unsigned integers of their size."""
+        ...
+
+
+def load_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress: Progress | None = None) -> None:
+    """Fill ``model``.
+
+    Args:
+        model: built, empty. source: the checkpoint. weights: where tensors go. progress: called with (bytes done,
+            bytes in all).
+
+    Raises:
+        CheckpointError: tensors are left over, parameters stay empty, or shapes do not fit.
+    """
+    modules = loadable_modules(model)
+    rules: dict[str, list[WeightRule]] = {}
+    for rule in weights.rules:
+        rules.setdefault(rule.source, []).append(rule)
+    ignore = [re.compile(pattern) for pattern in weights.ignore]
+    facts = source.facts.tensors
+    total, done, unused = sum(facts[n].nbytes for n in source), 0, []
+    for name in source:
+        module, _, suffix = name.rpartition(".")
+        taken = [_deliver(modules, rule, suffix, source, name) for rule in rules.get(module, ())]
+        if not any(taken) and not any(p.fullmatch(name) for p in ignore):
+            unused.append(name)
+        done += facts[name].nbytes
+        if progress:
+            progress(done, total)
+    _check_complete(modules, weights, unused)
+    finalize(model)
+
+
+def finalize(model: nn.Module) -> None:
+    """Let every layer prepare its weights, once."""
+    for module in loadable_modules(model).values():
+        module.finalize()
+
+
+def loadable_modules(model: nn.Module) -> dict[str, LoadableModule]:
+    """Return all modules that take checkpoint tensors, by path."""
+    return {m.path: m for m in model.modules() if isinstance(m, LoadableModule)}
+
+
+def to_torch(array: Any, dtype: str) -> torch.Tensor:
+    """Return a tensor over a checkpoint array, without a copy.
+
+    Args:
+        array: a numpy view of the stored bytes. dtype: torch's word for its type, or ``ggml:TYPE``.
+    """
+    word = PLAIN_GGML.get(dtype, dtype)
+    signed = array.view("int16") if array.dtype.name == "uint16" else array
+    with warnings.catch_warnings():
+        # The array is read-only; nothing writes through the tensor, but torch cannot know that and warns.
+        warnings.simplefilter("ignore", UserWarning)
+        raw = torch.from_numpy(signed)
+    wanted = getattr(torch, word, None)
+    return raw if wanted is None or raw.dtype == wanted else raw.view(wanted)
+
+
+def load_dummy(model: nn.Module, seed: int = 0) -> None:
+    """Fill every parameter with small random values that depend on its name and ``seed`` alone."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator(device=parameter.device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
+            if parameter.is_floating_point() and parameter.element_size() > 1:
+                parameter.uniform_(-1e-3, 1e-3, generator=generator)
+            else:
+                parameter.zero_()
+    finalize(model)
+
+
+def _deliver(modules: Mapping[str, LoadableModule], rule: WeightRule, suffix: str, source: Tensors, name: str) -> bool:
+    module = modules.get(rule.target)
+    if module is None:
+        return False
+    tensor = to_torch(source.get(name), source.facts.tensors[name].dtype)
+    if rule.rows is not None:
+        tensor = reorder_rows(tensor, rule.rows)
+    try:
+        if rule.expert is not None and isinstance(module, ExpertWeight):
+            return module.load_expert(rule.expert, rule.shard, suffix, tensor)
+        return module.load(rule.shard, suffix, tensor)
+    except CheckpointError as error:
+        error.message = f"{error.message} (tensor '{name}')"
+        raise
+
+
+def reorder_rows(tensor: torch.Tensor, order: RowOrder) -> torch.Tensor:
+    """Return ``tensor`` with rows put into the module's order; see :class:`RowOrder`."""
+    if order.kind != "interleaved_pairs":
+        raise CheckpointError("unknown row order", field="weight_map.rows", value=order.kind)
+    pairs = tensor.view(order.units, -1, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _check_complete(modules: Mapping[str, LoadableModule], weights: WeightMap, unused: list[str]) -> None:
+    optional = {rule.target for rule in weights.rules if rule.optional}
+    empty = [name for path, module in modules.items() if path not in optional for name in module.unfilled()]
+    if unused:
+        raise CheckpointError(
+            f"{len(unused)} checkpoint tensors are used by nothing: {_some(unused)}",
+            field="checkpoint",
+            value=unused[0],
+            remedy="its weight map does not know them; is this the right architecture for the checkpoint?",
+        )
+    if empty:
+        raise CheckpointError(
+            f"the checkpoint lacks weights for {len(empty)} parameters: {_some(empty)}",
+            field="checkpoint",
+            value=empty[0],
+            remedy="the checkpoint is incomplete, or of another architecture",
+        )
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,199 @@
+"""Decisions on attention: per group of like layers and per phase, with cache layouts that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from jackfield.config.selection import ResolvedSelection, Selection
+from jackfield.errors import ConfigError, did_you_mean
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionGroup,
+    AttentionRequest,
+    CacheSpec,
+    DeviceFacts,
+    ModelArchitecture,
+    RankInfo,
+    Reason,
+    TextConfig,
+    intersect,
+)
+from jackfield.interfaces.attention import PHASES
+from jackfield.oracle.counterfactual import counterfactuals
+from jackfield.oracle.resolution import AttentionDecision
+from jackfield.oracle.verdict import Decision
+
+if TYPE_CHECKING:
+    from jackfield.oracle.pipeline import Bench
+
+PHASE_FEATURES: Mapping[str, frozenset[str]] = {
+    "": frozenset({"prefill", "chunked_prefill", "decode", "mixed"}),
+    "prefill": frozenset({"prefill", "chunked_prefill"}),
+    "decode": frozenset({"decode"}),
+}
+COMPONENTS = ("target", "drafter", "encoder")
+
+
+def decide_attention(
+    bench: Bench,
+    architecture: type[ModelArchitecture],
+    model_config: TextConfig,
+    device: DeviceFacts,
+    dtype: str,
+) -> tuple[AttentionDecision, ...]:
+    """Return one decision for each bucket of layers that are alike and about which the user said the same."""
+    groups = architecture.attention_groups(model_config)
+    _check_words(bench.config.attention, groups, model_config.num_layers)
+    cache = bench.config.cache
+    made = []
+    for group in groups:
+        request = AttentionRequest(
+            subject=group.name,
+            kind=group.kind,
+            needs=group.features | ({"softcap"} if group.softcap else frozenset()),
+            dtype=dtype,
+            device=device,
+            layers=group.layers,
+            num_heads=group.num_heads,
+            num_kv_heads=group.num_kv_heads,
+            head_size=group.head_size,
+            value_head_size=group.value_head_size or group.head_size,
+            scale=group.scale,
+            window=group.window,
+            softcap=group.softcap,
+            cache_dtype=dtype if cache.cache_dtype == "auto" else cache.cache_dtype,
+            block_size=cache.block_size if bench.config.is_user_set("cache.block_size") else None,
+            rank=RankInfo(0, bench.config.parallel.tensor_parallel_size),
+            extra=group.extra,
+        )
+        buckets = _buckets(bench.config.attention, group)
+        for number, (layers, words) in enumerate(buckets):
+            name = group.name if len(buckets) == 1 else f"{group.name}.{number}"
+            made.append(_decide_bucket(bench, replace(request, subject=name, layers=layers), words))
+    return tuple(made)
+
+
+Words = tuple[ResolvedSelection, ...]
+"""The user's word for both phases at once, or for each of PHASES."""
+
+
+def _buckets(selection: Selection, group: AttentionGroup) -> list[tuple[tuple[int, ...], Words]]:
+    """Return the group's layers by what the user said about them."""
+    found: list[tuple[list[int], Words]] = []
+    for layer in group.layers:
+        place: dict[str, Any] = {"kind": group.kind, "layer": layer, "path": f"layers.{layer}.attention"}
+        words: Words = tuple(selection.resolve(phase=phase, **place) for phase in PHASES)
+        if words[0] == words[1]:
+            words = words[:1]
+        known = next((layers for layers, said in found if said == words), None)
+        if known is None:
+            found.append(([layer], words))
+        else:
+            known.append(layer)
+    return [(tuple(layers), words) for layers, words in found]
+
+
+def _decide_bucket(bench: Bench, request: AttentionRequest, words: Words) -> AttentionDecision:
+    phases = ("",) if len(words) == 1 else PHASES
+    decisions = []
+    for phase, word in zip(phases, words, strict=True):
+        phased = replace(request, phase=phase, needs=request.needs | PHASE_FEATURES[phase])
+        decisions.append(bench.decide("attention_backends", phased, word, "attention", _cache_reasons))
+        _explain_user_values(bench, phased, word)
+    backends = [cast(type[AttentionBackend], decision.plugin) for decision in decisions]
+    spec = _agree_on_layout(request, backends)
+    settings = bench.registry.settings(decisions[0].ref)
+    return AttentionDecision(request.subject, request, backends[0], backends[-1], spec, settings)
+
+
+def _cache_reasons(plugin: Any, request: Any) -> list[Reason]:
+    """Reject a backend that has no layout, or none for the block size that the user set."""
+    specs = plugin.cache_specs(request)
+    if not specs:
+        return [Reason("no_cache_layout", "cache_dtype", f"no layout for a cache of {request.cache_dtype}")]
+    if request.block_size is None or any(_allows(spec, request.block_size) for spec in specs):
+        return []
+    remedy = f"leave cache.block_size out, or use a size that {plugin.name} takes"
+    return [Reason("block_size", "block_size", f"no layout for blocks of {request.block_size} tokens", remedy)]
+
+
+def _allows(spec: CacheSpec, size: int) -> bool:
+    return spec.per != "block" or spec.block_sizes.allows(size)
+
+
+def _agree_on_layout(request: AttentionRequest, backends: list[type[AttentionBackend]]) -> CacheSpec:
+    first, last = backends[0], backends[-1]
+    layouts = [
+        [spec for spec in b.cache_specs(request) if request.block_size is None or _allows(spec, request.block_size)]
+        for b in (first, last)
+    ]
+    spec = layouts[0][0] if first is last else intersect(*layouts)
+    if spec is None:
+        raise ConfigError(
+            f"attention '{request.subject}': prefill by {first.name} and decode by {last.name} share no cache layout",
+            field="attention.phases",
+            value=f"{first.name}, {last.name}",
+            remedy="use one backend for both phases, or two that store keys and values alike",
+        )
+    if first is not last:
+        other = next(s for s in layouts[1] if s.same_storage(spec))
+        spec = replace(spec, block_sizes=_both(spec, other))
+    return spec
+
+
+def _both(first: CacheSpec, second: CacheSpec) -> Any:
+    from math import lcm
+
+    a, b = first.block_sizes, second.block_sizes
+    only = tuple(size for size in (a.only or b.only) if a.allows(size) and b.allows(size))
+    return replace(
+        a,
+        multiple_of=lcm(a.multiple_of, b.multiple_of),
+        smallest=max(a.smallest, b.smallest),
+        largest=min(a.largest, b.largest),
+        only=only,
+    )
+
+
+def _explain_user_values(bench: Bench, request: AttentionRequest, word: ResolvedSelection) -> None:
+    """Report values of the user that kept a better backend out."""
+
+    def again(other: AttentionRequest) -> Decision:
+        return bench.decide("attention_backends", other, word, "attention", _cache_reasons, keep=False)
+
+    relax = {
+        "cache.block_size": lambda r: replace(r, block_size=None),
+        "cache.cache_dtype": lambda r: replace(r, cache_dtype=r.dtype),
+    }
+    user_set = {name: bench.config.get(name) for name in relax if bench.config.is_user_set(name)}
+    bench.counterfactuals += counterfactuals(again, request, user_set, relax)
+
+
+def _check_words(selection: Selection, groups: tuple[AttentionGroup, ...], layers: int) -> None:
+    """Refuse words about phases, kinds, layers and components that the model does not have: they would do nothing."""
+    kinds = {group.kind for group in groups}
+    known = {"phases": set(PHASES), "kinds": kinds, "components": set(COMPONENTS)}
+    for part, names in known.items():
+        for name, inner in getattr(selection, part).items():
+            if name not in names:
+                raise ConfigError(
+                    f"attention.{part} names '{name}', which this model does not have",
+                    field=f"attention.{part}",
+                    value=name,
+                    remedy=did_you_mean(name, names) or f"it has: {', '.join(sorted(names))}",
+                )
+            _check_words(inner, groups, layers)
+    for key, inner in selection.layers.items():
+        if not any(
+            Selection(layers={key: Selection(force="x")}).resolve(layer=i, path=f"layers.{i}.attention").force
+            for i in range(layers)
+        ):
+            raise ConfigError(
+                f"attention.layers names '{key}', which matches no layer",
+                field="attention.layers",
+                value=key,
+                remedy=f"layers are 0 to {layers - 1}, their paths layers.N.attention",
+            )
+        _check_words(inner, groups, layers)

@@ -1,0 +1,275 @@
+"""The pipeline of decisions: platform → model → quantization → experts → attention → ops → drafter → reconcile.
+
+Pure: it reads facts, asks plugins, and returns a frozen :class:`Resolution`. No torch, no device, no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from jackfield.checkpoint import JsonConfigReader
+from jackfield.config import EngineConfig
+from jackfield.config.selection import ResolvedSelection, Selection
+from jackfield.errors import ConfigError
+from jackfield.interfaces import (
+    OPS,
+    DeviceFacts,
+    Drafter,
+    DrafterRequest,
+    ExpertsBackend,
+    ExpertsRequest,
+    ModelArchitecture,
+    ModelFacts,
+    ModelRequest,
+    OpRequest,
+    OpsProvider,
+    Platform,
+    PlatformRequest,
+    Plugin,
+    QuantizationMethod,
+    QuantizationRequest,
+    Reason,
+    Request,
+    TextConfig,
+)
+from jackfield.oracle.attention import decide_attention
+from jackfield.oracle.counterfactual import Counterfactual
+from jackfield.oracle.decide import decide, guard_fallback, mark_states
+from jackfield.oracle.judge import probe_reasons
+from jackfield.oracle.reconcile import reconcile
+from jackfield.oracle.report import DecisionReport, ProposalOutcome
+from jackfield.oracle.resolution import DrafterDecision, OpDecision, Resolution
+from jackfield.oracle.verdict import Decision
+from jackfield.registry import Registry
+
+DEFAULT_DRAFTS = 4
+"""Drafts per step when the user names a drafter and no number."""
+
+
+class Bench:
+    """Where decisions are made and kept: the registry, the configuration so far, and what was decided."""
+
+    def __init__(self, config: EngineConfig, registry: Registry) -> None:
+        self.config = config
+        self.registry = registry
+        self.decisions: list[Decision] = []
+        self.proposals: list[ProposalOutcome] = []
+        self.notes: list[str] = []
+        self.counterfactuals: list[Counterfactual] = []
+
+    def decide(
+        self,
+        family: str,
+        request: Request,
+        selection: ResolvedSelection,
+        field: str,
+        extra: Callable[[Any, Any], Any] | None = None,
+        *,
+        keep: bool = True,
+    ) -> Decision:
+        """Decide one request and, with ``keep``, put it into the report."""
+        decision = decide(
+            self.registry,
+            family,
+            request,
+            selection,
+            field=field,
+            extra=extra,
+            origin=lambda setting: str(self.config.origin(setting)),
+        )
+        if keep:
+            self.decisions.append(decision)
+        return decision
+
+
+def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Resolution:
+    """Decide everything for one engine.
+
+    Args:
+        config: what people said. facts: of the checkpoint. registry: the installed plugins.
+
+    Raises:
+        ConfigError: settings contradict each other or the model. NoCandidateError: nothing fits a need.
+        PluginError: a required plugin does not load. CheckpointError: the checkpoint's configuration is not understood.
+    """
+    registry.enforce()
+    bench = Bench(config, registry)
+    platform, device = _platform(bench)
+    architecture, model_config = _model(bench, facts)
+    dtype = _dtype(bench, facts, model_config)
+    quantization, plain = _quantization(bench, facts, device, dtype)
+    experts = _experts(bench, architecture, model_config, device, dtype)
+    attention = decide_attention(bench, architecture, model_config, device, dtype)
+    ops = _ops(bench, device, dtype)
+    drafter = _drafter(bench, model_config, device)
+    config, attention = reconcile(bench, model_config, attention, dtype, bool(drafter))
+    mark_states(bench.decisions)
+    report = DecisionReport.build(
+        bench.decisions, proposals=bench.proposals, notes=bench.notes, counterfactuals=bench.counterfactuals
+    )
+    return Resolution(
+        config=config,
+        facts=facts,
+        platform=platform,
+        device=device,
+        architecture=architecture,
+        model_config=model_config,
+        quantization=quantization,
+        plain=plain,
+        experts=experts,
+        attention=attention,
+        ops=ops,
+        drafter=drafter,
+        report=report,
+    )
+
+
+def _platform(bench: Bench) -> tuple[type[Platform], DeviceFacts]:
+    word = bench.config.platform.resolve()
+    decision = bench.decide("platforms", PlatformRequest(kind="devices"), word, "platform", probe_reasons)
+    guard_fallback(decision, bench.registry)
+    platform = cast(type[Platform], decision.plugin)
+    device = platform.facts(0)
+    proposals = platform.proposals(bench.config, device)
+    bench.config, outcomes = bench.config.with_proposals(proposals)
+    owner = decision.ref.label
+    for entry in outcomes:
+        made = entry.proposal
+        note = "" if entry.status == "applied" else f"{entry.status}: {entry.value!r} from {entry.origin}"
+        bench.proposals.append(
+            ProposalOutcome(made.field, made.value, made.must, made.reason, owner, entry.status == "applied", note)
+        )
+    return platform, device
+
+
+def _model(bench: Bench, facts: ModelFacts) -> tuple[type[ModelArchitecture], TextConfig]:
+    settings = bench.config.model
+    if settings.load_format not in ("auto", "dummy", facts.container):
+        raise ConfigError(
+            f"load_format is {settings.load_format}, but the model is a {facts.container} checkpoint",
+            field="model.load_format",
+            value=settings.load_format,
+            remedy="leave load_format out, or name a model in that format",
+        )
+    request = ModelRequest(kind=facts.architecture, task=settings.task, container=facts.container)
+    decision = bench.decide("models", request, ResolvedSelection(), "model", _task_reasons)
+    architecture = cast(type[ModelArchitecture], decision.plugin)
+    keys: dict[str, Any] = dict(facts.config)
+    if facts.container == "gguf":
+        shapes = {name: tensor.shape for name, tensor in facts.tensors.items()}
+        keys = dict(architecture.gguf_config(facts.config, shapes))
+    reader = JsonConfigReader({**keys, **settings.hf_overrides}, facts.path)
+    model_config = architecture.config(reader)
+    reader.finish(settings.allow_unused_config_keys)
+    return architecture, model_config
+
+
+def _task_reasons(plugin: Any, request: Any) -> list[Reason]:
+    if request.task in plugin.tasks:
+        return []
+    return [Reason("task", "task", f"'{request.task}' is not one of {', '.join(sorted(plugin.tasks))}")]
+
+
+def _dtype(bench: Bench, facts: ModelFacts, model_config: TextConfig) -> str:
+    wanted = str(bench.config.model.dtype)
+    dtype = wanted if wanted != "auto" else (model_config.dtype or facts.dtype or "float32")
+    bench.config = bench.config.with_derived({"model.dtype": dtype}, "the checkpoint's own type")
+    return dtype
+
+
+def _quantization(
+    bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: str
+) -> tuple[type[QuantizationMethod], type[QuantizationMethod]]:
+    request = QuantizationRequest(
+        subject=facts.quantization or "nothing is quantized",
+        kind=facts.quantization,
+        dtype=dtype,
+        device=device,
+        config=facts.quantization_config,
+        storage_dtypes=frozenset(tensor.dtype for tensor in facts.tensors.values()),
+    )
+    word = bench.config.quantization.resolve(kind=facts.quantization)
+    decision = bench.decide("quantization_methods", request, word, "quantization")
+    method = cast(type[QuantizationMethod], decision.plugin)
+    method.parse(facts.quantization_config)
+    if not facts.quantization:
+        return method, method
+    left = replace(request, subject="layers left alone", kind="", storage_dtypes=frozenset())
+    plain = bench.decide("quantization_methods", left, ResolvedSelection(), "quantization")
+    return method, cast(type[QuantizationMethod], plain.plugin)
+
+
+def _experts(
+    bench: Bench, architecture: type[ModelArchitecture], model_config: TextConfig, device: DeviceFacts, dtype: str
+) -> type[ExpertsBackend] | None:
+    blocks = architecture.experts(model_config)
+    if blocks is None:
+        _refuse_unused(bench, "moe", bench.config.moe, "the model has no experts")
+        return None
+    request = ExpertsRequest(
+        subject=f"{blocks.num_experts} experts",
+        kind="dense",
+        dtype=dtype,
+        device=device,
+        num_experts=blocks.num_experts,
+        top_k=blocks.top_k,
+        hidden_size=blocks.hidden_size,
+        intermediate_size=blocks.intermediate_size,
+        activation=blocks.activation,
+    )
+    decision = bench.decide("moe_experts", request, bench.config.moe.resolve(kind="dense"), "moe")
+    return cast(type[ExpertsBackend], decision.plugin)
+
+
+def _ops(bench: Bench, device: DeviceFacts, dtype: str) -> dict[str, OpDecision]:
+    chosen = {}
+    for op in OPS:
+        request = OpRequest(subject=op, kind=op, dtype=dtype, device=device)
+        decision = bench.decide("ops", request, bench.config.ops.resolve(kind=op), "ops")
+        provider = cast(type[OpsProvider], decision.plugin)
+        chosen[op] = OpDecision(provider, request, bench.registry.settings(decision.ref))
+    return chosen
+
+
+def _drafter(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> DrafterDecision | None:
+    wish = bench.config.speculative
+    if wish.method is None:
+        return None
+    count = wish.num_speculative_tokens or DEFAULT_DRAFTS
+    request = DrafterRequest(
+        subject=wish.method,
+        kind=wish.method,
+        device=device,
+        num_tokens=count,
+        vocab_size=model_config.vocab_size,
+        offers=frozenset({"tokens"}),
+        model=wish.model or "",
+    )
+    word = replace_force(bench.config.drafter.resolve(), "method")
+    decision = bench.decide("drafters", request, word, "speculative", _need_reasons)
+    drafter = cast(type[Drafter], decision.plugin)
+    if drafter.placement == "host":
+        bench.notes.append(f"drafter {drafter.name} runs on the host: steps do not overlap")
+    bench.config = bench.config.with_derived(
+        {"speculative.num_speculative_tokens": count}, f"default of {DEFAULT_DRAFTS} drafts"
+    )
+    return DrafterDecision(drafter, request, bench.registry.settings(decision.ref))
+
+
+def replace_force(word: ResolvedSelection, setting: str) -> ResolvedSelection:
+    """Return ``word`` with its force said to come from ``setting``."""
+    return ResolvedSelection(word.force, word.prefer, word.exclude, setting, word.prefer_from, word.exclude_from)
+
+
+def _need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:
+    lacking = sorted(cast(type[Drafter], plugin).needs - request.offers)
+    return [Reason("need", "offers", f"it needs {need}, which this engine does not offer") for need in lacking]
+
+
+def _refuse_unused(bench: Bench, section: str, selection: Selection, why: str) -> None:
+    if bench.config.is_user_set(section) and selection != Selection():
+        raise ConfigError(
+            f"{section} has a choice, but {why}", field=section, value=selection.force, remedy=f"remove {section}"
+        )

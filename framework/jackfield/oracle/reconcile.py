@@ -1,0 +1,102 @@
+"""The last stage: one block size that every backend takes, lengths and budgets that fit together, the graph mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from jackfield.config import EngineConfig
+from jackfield.errors import ConfigError
+from jackfield.interfaces import CacheSpec, GraphSupport, TextConfig
+from jackfield.oracle.resolution import AttentionDecision
+
+if TYPE_CHECKING:
+    from jackfield.oracle.pipeline import Bench
+
+BLOCK_SIZES = (16, 32, 64, 128, 256, 8, 4, 2, 1)
+"""Tried in this order when neither a user nor a platform said anything that fits."""
+DEFAULT_BATCHED_TOKENS = 8192
+AttentionDecisions = tuple[AttentionDecision, ...]
+
+
+def reconcile(
+    bench: Bench, model_config: TextConfig, attention: AttentionDecisions, dtype: str, speculative: bool
+) -> tuple[EngineConfig, AttentionDecisions]:
+    """Return the final configuration, and the attention decisions with the block size in them."""
+    config = bench.config
+    length = _max_length(config, model_config)
+    block = _block_size(config, attention)
+    budget = _batched_tokens(config, length)
+    derived = {
+        "cache.block_size": block,
+        "cache.cache_dtype": attention[0].request.cache_dtype if attention else dtype,
+        "model.max_model_len": length,
+        "scheduler.max_num_batched_tokens": budget,
+    }
+    config = config.with_derived(derived, "fits the model and every chosen backend")
+    support = min((min(d.prefill.graph_support, d.decode.graph_support) for d in attention), default=GraphSupport.NONE)
+    if config.get("scheduler.async_scheduling") and speculative:
+        raise ConfigError(
+            "overlapped scheduling cannot be used with a drafter on the host",
+            field="scheduler.async_scheduling",
+            value=True,
+            remedy="leave it out, or use no drafter",
+        )
+    bench.notes.append(f"graphs: {support.name.lower()}, the minimum over the chosen attention backends")
+    bench.config = config
+    return config, tuple(replace(d, request=replace(d.request, block_size=block)) for d in attention)
+
+
+def _max_length(config: EngineConfig, model_config: TextConfig) -> int:
+    wanted = config.model.max_model_len
+    if wanted is None:
+        return model_config.max_position
+    if wanted > model_config.max_position:
+        raise ConfigError(
+            f"the model was made for sequences of {model_config.max_position} tokens at most",
+            field="model.max_model_len",
+            value=wanted,
+            remedy=f"use {model_config.max_position} or less, or override max_position_embeddings with model.hf_overrides",
+        )
+    return wanted
+
+
+def _block_size(config: EngineConfig, attention: AttentionDecisions) -> int:
+    specs = {d.name: d.spec for d in attention if d.spec.per == "block" and d.spec.planes}
+    wanted = config.cache.block_size
+    if wanted is not None and config.is_user_set("cache.block_size"):
+        return wanted  # every chosen backend was asked
+    tried = (wanted, *BLOCK_SIZES) if wanted else BLOCK_SIZES
+    only = tuple(size for spec in specs.values() for size in spec.block_sizes.only)
+    for size in (*tried, *only):
+        if all(spec.block_sizes.allows(size) for spec in specs.values()):
+            return size
+    allowed = "; ".join(f"{name}: {_words(spec)}" for name, spec in specs.items())
+    raise ConfigError(
+        f"the chosen attention backends have no block size in common ({allowed})",
+        field="cache.block_size",
+        value=wanted,
+        remedy="force another backend for one of them",
+    )
+
+
+def _words(spec: CacheSpec) -> str:
+    sizes = spec.block_sizes
+    return f"one of {sizes.only}" if sizes.only else f"multiples of {sizes.multiple_of} from {sizes.smallest}"
+
+
+def _batched_tokens(config: EngineConfig, length: int) -> int:
+    wanted = config.scheduler.max_num_batched_tokens
+    chunked = config.scheduler.enable_chunked_prefill
+    if wanted is None:
+        return DEFAULT_BATCHED_TOKENS if chunked else max(DEFAULT_BATCHED_TOKENS, length)
+    if not chunked and wanted < length:
+        if not config.is_user_set("scheduler.max_num_batched_tokens"):
+            return length
+        raise ConfigError(
+            f"without chunked prefill a step must hold a whole prompt of {length} tokens",
+            field="scheduler.max_num_batched_tokens",
+            value=wanted,
+            remedy=f"use {length} or more, or leave chunked prefill on",
+        )
+    return int(wanted)

@@ -1,0 +1,86 @@
+"""Resolution: all that was decided for one engine, ready to be handed to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jackfield.config import EngineConfig
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionRequest,
+    CacheSpec,
+    DeviceFacts,
+    Drafter,
+    DrafterRequest,
+    ExpertsBackend,
+    ModelArchitecture,
+    ModelFacts,
+    OpRequest,
+    OpsProvider,
+    Platform,
+    QuantizationMethod,
+    Settings,
+    TextConfig,
+)
+from jackfield.oracle.report import DecisionReport
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDecision:
+    """Who mixes tokens in some like layers.
+
+    Args:
+        name: unique in the model. request: of the prefill phase, or of both. prefill, decode: the chosen backends.
+        spec: the cache layout that both can work on. settings: the options of the prefill backend.
+    """
+
+    name: str
+    request: AttentionRequest
+    prefill: type[AttentionBackend]
+    decode: type[AttentionBackend]
+    spec: CacheSpec
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OpDecision:
+    """Who provides an op."""
+
+    provider: type[OpsProvider]
+    request: OpRequest
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDecision:
+    """Who proposes tokens."""
+
+    drafter: type[Drafter]
+    request: DrafterRequest
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolution:
+    """The frozen outcome of the oracle.
+
+    Args:
+        config: resolved, with proposals and derived values in it. facts: of the checkpoint. report: how it came about.
+        model_config: the architecture's own. plain: runs layers that the checkpoint's method leaves alone.
+    """
+
+    config: EngineConfig
+    facts: ModelFacts
+    platform: type[Platform]
+    device: DeviceFacts
+    architecture: type[ModelArchitecture]
+    model_config: TextConfig
+    quantization: type[QuantizationMethod]
+    plain: type[QuantizationMethod]
+    attention: tuple[AttentionDecision, ...]
+    ops: Mapping[str, OpDecision]
+    report: DecisionReport
+    experts: type[ExpertsBackend] | None = None
+    drafter: DrafterDecision | None = None
+    notes: tuple[str, ...] = field(default=())

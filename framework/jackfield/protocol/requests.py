@@ -1,0 +1,93 @@
+"""What goes into the engine core and what comes out."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from jackfield.protocol.sampling_params import SamplingParams
+
+
+class FinishReason(IntEnum):
+    """Why a request ended. The text form is :attr:`text`."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    @property
+    def text(self) -> str:
+        """The word that clients see."""
+        return self.name.lower()
+
+
+class EngineCoreRequest(msgspec.Struct, kw_only=True):
+    """One sequence to generate.
+
+    Args:
+        request_id: unique among living requests.
+        prompt_token_ids: at least one id, all inside the vocabulary.
+        sampling_params: of this sequence; ``n`` was unrolled into several requests before.
+        eos_token_ids: the model's end ids that count for this request (empty with ignore_eos).
+        max_tokens: resolved against the context length.
+        seed: resolved: always a number.
+        priority: smaller runs earlier under the priority policy.
+        arrival: sequence number that breaks ties.
+        cache_salt: separates prefix-cache entries of different tenants.
+        adapter: name of a weight adapter, or "".
+        features: multimodal inputs with positions and hashes. bad_words: token sequences that must not be completed.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: list[int]
+    max_tokens: int
+    seed: int
+    priority: int = 0
+    arrival: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    features: list[Any] | None = None
+    bad_words: list[list[int]] = []
+
+
+class TokenLogprobs(msgspec.Struct):
+    """Log probabilities of one position: the chosen token first, then the most likely ones. ``rank`` (from 1) is
+    the chosen token's.
+    """
+
+    token_ids: list[int]
+    values: list[float]
+    rank: int
+
+
+class CoreEvent(msgspec.Struct):
+    """What happened to one request in a step.
+
+    Args:
+        request_id: whose. token_ids: new tokens, in order. finish: why it ended, or None. stop_reason: the stop token
+            id, or None.
+        logprobs: one entry per new token, or None. cached_tokens: prompt tokens found in the prefix cache. error:
+            text of an error that ended it.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
+    error: str = ""
+
+
+class EngineCoreOutput(msgspec.Struct):
+    """All events of one step, in batch order, and counters for metrics."""
+
+    events: list[CoreEvent]
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0

@@ -1,0 +1,98 @@
+"""The plan of one step and its result. Struct-of-arrays: a steady decode step handles no request one by one.
+
+Legend: B sequences in the step, R rows that sample, K draft tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jackfield.protocol.requests import TokenLogprobs
+from jackfield.protocol.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class NewSequence:
+    """A sequence that takes a slot in this step (again, after preemption).
+
+    Args:
+        slot: its place in all per-sequence tables while it runs. request_id: for logs.
+        token_ids: prompt and, after preemption, output so far. prompt_length: how many of them are the prompt.
+        params: sampling parameters. eos_token_ids: end ids that min_tokens must suppress, stop ids included. seed: of
+            its draws.
+    """
+
+    slot: int
+    request_id: str
+    token_ids: npt.NDArray[np.int32]
+    prompt_length: int
+    params: SamplingParams
+    eos_token_ids: Sequence[int]
+    seed: int
+    adapter: str = ""
+    bad_words: Sequence[list[int]] = ()
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """The plan of one step.
+
+    Args:
+        step_id: counts up.
+        slots: [B]; sequences with one new token first.
+        starts: [B] position of each sequence's first new token (= tokens computed before).
+        counts: [B] new tokens of each sequence, drafts included.
+        samples: [B] whether the sequence's last new token ends what is known, so that the next token is sampled.
+        new: sequences that take a slot.
+        released: slots that were given up since the last plan; told before ``new``.
+        blocks: per cache group (slots, index in the block table, block ids): entries to write before the step.
+        drafts: [B, K] draft ids verified in this step, -1 behind the last; None without speculation.
+        num_drafts: [B] drafts of each sequence.
+    """
+
+    step_id: int
+    slots: IntArray
+    starts: IntArray
+    counts: IntArray
+    samples: BoolArray
+    new: list[NewSequence] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    blocks: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)
+    drafts: IntArray | None = None
+    num_drafts: IntArray | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of the step."""
+        return int(self.counts.sum())
+
+
+@dataclass(slots=True)
+class SamplerOutput:
+    """Tokens of one step.
+
+    Args:
+        token_ids: [R, 1 + K] sampled ids of the rows with ``samples``, -1 behind the last that counts (drafts that
+            were refused).
+        logprobs: per row and token, or None when nobody asked.
+    """
+
+    token_ids: Any
+    logprobs: list[list[TokenLogprobs] | None] | None = None
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None."""
+
+    step_id: int
+    sampled: SamplerOutput
+    next_drafts: IntArray | None = None

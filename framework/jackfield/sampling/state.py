@@ -1,0 +1,94 @@
+"""Sampling parameters of running sequences, as arrays by slot.
+
+Numbers that every row needs are tensors on the device. What few requests use (biases, allow lists, bad words) is kept
+per slot and costs nothing when unused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from jackfield.protocol import NewSequence, SamplingParams
+
+NUMBERS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
+
+
+@dataclass(slots=True)
+class SlotExtras:
+    """What only some requests use.
+
+    Args:
+        params: all of them. stop_ids: ids that min_tokens suppresses. bad_words: token sequences that must not be
+            completed.
+    """
+
+    params: SamplingParams
+    prompt_length: int
+    stop_ids: list[int] = field(default_factory=list)
+    bad_words: list[list[int]] = field(default_factory=list)
+
+
+class SamplingState:
+    """Parameters of all slots.
+
+    Args:
+        slots: number of slots. device: of the tensors.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.numbers = {name: torch.zeros(slots, dtype=torch.float32, device=device) for name in NUMBERS}
+        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.extras: dict[int, SlotExtras] = {}
+        # Host copies decide which passes a step needs, without asking the device.
+        self.host = {name: np.zeros(slots, dtype=np.float32) for name in NUMBERS}
+        self.host_top_k = np.zeros(slots, dtype=np.int64)
+        self.greedy = np.ones(slots, dtype=np.bool_)
+        self.edits = np.zeros(slots, dtype=np.bool_)
+        self.logprobs = np.full(slots, -2, dtype=np.int64)
+
+    def fill(self, new: NewSequence) -> None:
+        """Take a sequence's parameters into its slot."""
+        slot, params = new.slot, new.params
+        values = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "presence": params.presence_penalty,
+            "frequency": params.frequency_penalty,
+            "repetition": params.repetition_penalty,
+        }
+        for name, value in values.items():
+            self.host[name][slot] = value
+            self.numbers[name][slot] = value
+        self.host_top_k[slot] = params.top_k
+        self.top_k[slot] = params.top_k
+        self.seeds[slot] = new.seed
+        self.greedy[slot] = params.is_greedy
+        self.logprobs[slot] = -2 if params.logprobs is None else params.logprobs
+        extras = SlotExtras(params, new.prompt_length, list(new.eos_token_ids), list(new.bad_words))
+        self.extras[slot] = extras
+        self.edits[slot] = _edits_logits(extras)
+
+    def release(self, slot: int) -> None:
+        """Forget a slot."""
+        self.extras.pop(slot, None)
+        self.edits[slot] = False
+        self.greedy[slot] = True
+        self.logprobs[slot] = -2
+
+
+def _edits_logits(extras: SlotExtras) -> bool:
+    params = extras.params
+    return bool(
+        params.logit_bias
+        or params.allowed_token_ids
+        or extras.bad_words
+        or params.min_tokens
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )

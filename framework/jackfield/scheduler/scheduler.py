@@ -1,0 +1,458 @@
+"""Scheduler: continuous batching under a token budget.
+
+There is no prefill and no decode here: a sequence has tokens that are known and tokens that are computed, and a step
+computes some of the difference. What
+follows from that: prompts are chunked when the budget ends, decode goes on beside them, and a preempted sequence
+simply has nothing computed again.
+
+``schedule`` may be called again before ``update`` (overlapped stepping): sampled tokens that the host has not seen
+count as known, and what a finished sequence
+holds is freed only when the last step that may touch it has been accounted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jackfield.kv_cache import BlockHasher, KVCacheManager
+from jackfield.protocol import (
+    CoreEvent,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    NewSequence,
+    SchedulerOutput,
+)
+from jackfield.scheduler.policy import FcfsPolicy, SchedulingPolicy
+from jackfield.scheduler.table import Sequence, SlotTable
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Sizes of a step.
+
+    Args:
+        max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of a step. max_model_len: tokens of a
+            sequence.
+        long_prefill_threshold: most tokens of one prompt in one step; 0: no such limit. chunked_prefill: whether
+            prompts may be cut.
+        num_drafts: draft tokens a sequence may have in a step.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    long_prefill_threshold: int = 0
+    chunked_prefill: bool = True
+    num_drafts: int = 0
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The plan under construction."""
+
+    budget: int
+    slots: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+    blocks: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)
+
+    def add(self, slot: int, count: int) -> None:
+        self.slots.append(slot)
+        self.counts.append(count)
+        self.budget -= count
+
+
+class Scheduler:
+    """Plans steps and accounts for their results."""
+
+    def __init__(self, limits: SchedulerLimits, cache: KVCacheManager, policy: SchedulingPolicy | None = None) -> None:
+        self.limits = limits
+        self.cache = cache
+        self._policy = policy or FcfsPolicy()
+        self._table = SlotTable(limits.max_num_seqs, limits.max_model_len + limits.num_drafts)
+        self._table.ensure_drafts(limits.num_drafts)
+        self._waiting: list[tuple[tuple[int, ...], int, Sequence]] = []
+        self._sequences: dict[str, Sequence] = {}
+        self._by_slot: list[Sequence | None] = [None] * limits.max_num_seqs
+        self._running: list[int] = []
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []
+        self._leaving: list[tuple[int, int]] = []
+        self._step = 0
+        self._retired = -1
+        self._tickets = 0
+        self._pending_events: list[CoreEvent] = []
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request. Its sizes were checked by the input processor."""
+        hasher = BlockHasher(self.cache.block_size, request.cache_salt, request.adapter)
+        sequence = Sequence(request, self._policy.key(request), hasher)
+        self._sequences[request.request_id] = sequence
+        self._push(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; returns False when it is unknown or already over."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        if sequence.slot >= 0:
+            self._leave(sequence.slot)
+        else:
+            sequence.aborted = True
+        del self._sequences[request_id]
+        self._pending_events.append(CoreEvent(request_id, [], FinishReason.ABORT))
+        return True
+
+    def has_work(self) -> bool:
+        """Return whether any request lives, or events wait to be told."""
+        return bool(self._sequences or self._pending_events or self._leaving)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for one."""
+        return len(self._sequences) - len(self._running)
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that were planned and not yet accounted."""
+        return self._step - 1 - self._retired
+
+    @property
+    def token_table(self) -> Ints:
+        """[slots, length] tokens as the host knows them."""
+        return self._table.tokens
+
+    # -- schedule ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Return the plan of the next step; it may be empty."""
+        draft = _Draft(self.limits.max_num_batched_tokens)
+        draft.blocks = [([], [], []) for _ in self.cache.groups]
+        self._plan_running(draft)
+        self._admit_waiting(draft)
+        return self._finish_plan(draft)
+
+    def _plan_running(self, draft: _Draft) -> None:
+        table = self._table
+        running = np.array(self._running, dtype=np.int32)
+        if not len(running):
+            return
+        needs = table.known[running] - table.computed[running]
+        needs[table.known[running] >= table.total[running]] = 0
+        wants = needs + np.where(needs > 0, table.num_drafts[running], 0)
+        if int(wants.max()) <= 1 and int(wants.sum()) <= draft.budget:
+            planned, counts = running[wants > 0], wants[wants > 0]
+        else:
+            planned, counts = self._share_budget(running, wants, draft.budget)
+        short = (table.computed[planned] + counts - 1) // self.cache.block_size >= self.cache.held[planned]
+        if not short.any():
+            draft.slots, draft.counts = planned.tolist(), counts.tolist()
+            draft.budget -= int(counts.sum())
+            return
+        for slot, count, grows in zip(planned.tolist(), counts.tolist(), short.tolist(), strict=True):
+            if not table.alive[slot]:
+                continue  # preempted for one before it
+            if not grows or self._grow(slot, count, draft):
+                draft.add(slot, count)
+
+    def _share_budget(self, running: Ints, wants: Ints, budget: int) -> tuple[Ints, Ints]:
+        """Give tokens in running order until the budget ends; prompts are cut, drafts are all or nothing."""
+        slots, counts = [], []
+        for slot, want in zip(running.tolist(), wants.tolist(), strict=True):
+            count = self._cap(want, budget)
+            drafts = int(self._table.num_drafts[slot])
+            if drafts and count < want:
+                self._table.num_drafts[slot] = 0
+                count = self._cap(want - drafts, budget)
+            if count > 0:
+                slots.append(slot)
+                counts.append(count)
+                budget -= count
+        return np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32)
+
+    def _cap(self, want: int, budget: int) -> int:
+        if want > 1 and not self.limits.chunked_prefill:
+            return want if want <= budget else 0
+        threshold = self.limits.long_prefill_threshold
+        return min(want, budget, threshold or want)
+
+    def _grow(self, slot: int, count: int, draft: _Draft) -> bool:
+        """Get blocks for ``count`` more tokens, preempting others if needed; False when the slot must wait or was
+        preempted itself.
+        """
+        target = int(self._table.computed[slot]) + count
+        first = int(self.cache.held[slot])
+        while True:
+            added = self.cache.grow(slot, target)
+            if added is not None:
+                self._note_blocks(draft, slot, first, added)
+                return True
+            if self.steps_in_flight:
+                return False  # what is leaving or in flight is freed soon; preempting now could touch it
+            victim = self._victim(draft)
+            self._preempt(victim)
+            if victim == slot:
+                return False
+
+    def _victim(self, draft: _Draft) -> int:
+        """Return the running slot that goes first: the largest key that is not in the plan already."""
+        planned = set(draft.slots)
+        return max((s for s in self._running if s not in planned), key=lambda s: self._sequence(s).key)
+
+    def _preempt(self, slot: int) -> None:
+        sequence = self._sequence(slot)
+        count, prompt = int(self._table.confirmed[slot]), int(self._table.prompt[slot])
+        sequence.output = self._table.tokens[slot, prompt:count].tolist()
+        sequence.preemptions += 1
+        self._leave(slot)
+        sequence.slot = -1
+        self._push(sequence)
+
+    def _note_blocks(self, draft: _Draft, slot: int, first: int, added: list[list[int]]) -> None:
+        for (slots, places, ids), blocks in zip(draft.blocks, added, strict=True):
+            slots += [slot] * len(blocks)
+            places += range(first, first + len(blocks))
+            ids += blocks
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        while self._waiting and self._free_slots and draft.budget > 0:
+            sequence = self._waiting[0][2]
+            if sequence.aborted:
+                heapq.heappop(self._waiting)
+                continue
+            if not self._admit(sequence, draft):
+                return
+            heapq.heappop(self._waiting)
+
+    def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
+        """Give a waiting sequence a slot and its first tokens; False when there is no room for it now."""
+        tokens = np.array(sequence.request.prompt_token_ids + sequence.output, dtype=np.int32)
+        if self.cache.caching:
+            sequence.hasher.extend(tokens)
+        hit = self.cache.find_prefix(sequence.hasher, len(tokens))
+        count = self._cap(len(tokens) - hit.tokens, draft.budget)
+        # Reserving room for all that is known (and one more) keeps a newcomer from pushing out those that run.
+        if count <= 0 or not self.cache.can_admit(hit, len(tokens) + 1):
+            return False
+        slot = self._free_slots.pop()
+        self._by_slot[slot] = sequence
+        self._running.append(slot)
+        sequence.slot = slot
+        self._table.fill(slot, sequence)
+        self._table.computed[slot] = hit.tokens
+        if sequence.cached < 0:
+            sequence.cached = hit.tokens
+        self.cache.admit(slot, hit)
+        added = self.cache.grow(slot, hit.tokens + count)
+        assert added is not None, "admission was reserved"
+        self._note_blocks(draft, slot, 0, [h + a for h, a in zip(hit.blocks, added, strict=True)])
+        draft.new.append(self._new_sequence(slot, sequence, tokens))
+        draft.add(slot, count)
+        return True
+
+    def _new_sequence(self, slot: int, sequence: Sequence, tokens: Ints) -> NewSequence:
+        request = sequence.request
+        return NewSequence(
+            slot=slot,
+            request_id=request.request_id,
+            token_ids=tokens,
+            prompt_length=len(request.prompt_token_ids),
+            params=request.sampling_params,
+            eos_token_ids=[*request.eos_token_ids, *(request.sampling_params.stop_token_ids or ())],
+            seed=request.seed,
+            adapter=request.adapter,
+            bad_words=request.bad_words,
+        )
+
+    def _finish_plan(self, draft: _Draft) -> SchedulerOutput:
+        table = self._table
+        counts = np.array(draft.counts, dtype=np.int32)
+        order = np.argsort(counts != 1, kind="stable")
+        slots = np.array(draft.slots, dtype=np.int32)[order]
+        counts = counts[order]
+        starts = table.computed[slots]
+        num_drafts = np.minimum(table.num_drafts[slots], np.maximum(counts - 1, 0)) if self.limits.num_drafts else None
+        ends = starts + counts - (0 if num_drafts is None else num_drafts)
+        samples = ends == table.known[slots]
+        plan = SchedulerOutput(
+            step_id=self._step,
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            samples=samples,
+            new=draft.new,
+            released=self._released,
+            blocks=[(_ints(a), _ints(b), _ints(c)) for a, b, c in draft.blocks],
+            drafts=table.drafts[slots] if num_drafts is not None else None,
+            num_drafts=num_drafts,
+        )
+        table.computed[slots] += counts
+        table.known[slots[samples]] += 1
+        table.last_step[slots] = self._step
+        self._released = []
+        self._step += 1
+        return plan
+
+    # -- update --------------------------------------------------------------------------------------------------------
+
+    def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutput:
+        """Account for a finished step and return what happened to its requests."""
+        assert plan.step_id == self._retired + 1, "steps are accounted in order"
+        table = self._table
+        self._retired = plan.step_id
+        rows = plan.slots[plan.samples]
+        tokens = np.asarray(result.sampled.token_ids, dtype=np.int32)
+        events, self._pending_events = self._pending_events, []
+        if len(rows):
+            events += self._account(plan, rows, tokens, result)
+        self._publish(plan.slots[table.alive[plan.slots]])
+        self._free_retired()
+        return EngineCoreOutput(events, self.num_running, self.num_waiting, self.cache.pool.num_free)
+
+    def _account(self, plan: SchedulerOutput, rows: Ints, tokens: Ints, result: ModelRunnerOutput) -> list[CoreEvent]:
+        table = self._table
+        alive = table.alive[rows].copy()
+        accepted = (tokens[:, 1:] >= 0).sum(axis=1, dtype=np.int32) if tokens.shape[1] > 1 else None
+        if accepted is not None and plan.num_drafts is not None:
+            self._rewind(rows, alive, accepted, plan.num_drafts[plan.samples])
+        self._take_drafts(rows, alive, result.next_drafts)
+        logprobs = result.sampled.logprobs
+        events: list[CoreEvent] = []
+        single = tokens[:, 0]
+        slots = rows[alive]
+        if accepted is None and logprobs is None:
+            new = single[alive]
+            table.tokens[slots, table.confirmed[slots]] = new
+            table.confirmed[slots] += 1
+            stopped = self._stop_hits(slots, new) | (table.confirmed[slots] >= table.total[slots])
+            for slot, token in zip(slots.tolist(), new.tolist(), strict=True):
+                events.append(CoreEvent(self._sequence(slot).request.request_id, [token]))
+            for at in np.flatnonzero(stopped).tolist():
+                self._finish(int(slots[at]), events[at])
+        else:
+            for row in np.flatnonzero(alive).tolist():
+                events.append(self._account_row(int(rows[row]), tokens[row], logprobs[row] if logprobs else None))
+        return events
+
+    def _account_row(self, slot: int, tokens: Ints, logprobs: list[Any] | None) -> CoreEvent:
+        """Take several tokens of one sequence, up to the first that ends it."""
+        table = self._table
+        event = CoreEvent(self._sequence(slot).request.request_id, [], logprobs=[] if logprobs is not None else None)
+        for index, token in enumerate(tokens[tokens >= 0].tolist()):
+            table.tokens[slot, table.confirmed[slot]] = token
+            table.confirmed[slot] += 1
+            event.token_ids.append(token)
+            if logprobs is not None and event.logprobs is not None:
+                event.logprobs.append(logprobs[index])
+            one = np.array([slot], dtype=np.int32)
+            if self._stop_hits(one, np.array([token]))[0] or table.confirmed[slot] >= table.total[slot]:
+                self._finish(slot, event)
+                break
+        return event
+
+    def _stop_hits(self, slots: Ints, tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        table = self._table
+        hits: npt.NDArray[np.bool_] = (table.stops[slots] == tokens[:, None]).any(axis=1)
+        enough = table.confirmed[slots] - table.prompt[slots] > table.min_tokens[slots]
+        return hits & enough
+
+    def _finish(self, slot: int, event: CoreEvent) -> None:
+        token = event.token_ids[-1]
+        request = self._sequence(slot).request
+        if self._stop_hits(np.array([slot], dtype=np.int32), np.array([token]))[0]:
+            event.finish = FinishReason.STOP
+            # The model's own end has no stop reason; an id the user gave is one.
+            event.stop_reason = None if token in request.eos_token_ids else token
+        else:
+            event.finish = FinishReason.LENGTH
+        event.cached_tokens = max(0, self._sequence(slot).cached)
+        del self._sequences[request.request_id]
+        self._leave(slot)
+
+    def _rewind(self, rows: Ints, alive: npt.NDArray[np.bool_], accepted: Ints, drafts: Ints) -> None:
+        """Take back what was planned for drafts that were refused, and count those that were kept."""
+        slots = rows[alive]
+        self._table.computed[slots] -= (drafts - accepted)[alive]
+        self._table.known[slots] += accepted[alive]
+
+    def _take_drafts(self, rows: Ints, alive: npt.NDArray[np.bool_], drafts: Ints | None) -> None:
+        if drafts is None:
+            return
+        slots = rows[alive]
+        width = drafts.shape[1]
+        self._table.drafts[slots, :width] = drafts[alive]
+        counts = (drafts[alive] >= 0).sum(axis=1)
+        # Drafts past the end of a sequence could never be used.
+        room = self._table.total[slots] - self._table.known[slots] - 1
+        self._table.num_drafts[slots] = np.clip(np.minimum(counts, room), 0, None)
+
+    def _publish(self, slots: Ints) -> None:
+        """Publish blocks that became full and free those behind windows, for sequences that crossed a block border."""
+        table = self._table
+        full = np.minimum(table.computed[slots], table.confirmed[slots]) // self.cache.block_size
+        crossed = full > table.full_blocks[slots]
+        for slot, blocks in zip(slots[crossed].tolist(), full[crossed].tolist(), strict=True):
+            count = blocks * self.cache.block_size
+            if self.cache.caching:
+                hasher = self._sequence(slot).hasher
+                hasher.extend(table.tokens[slot, :count])
+                self.cache.publish(slot, hasher, count)
+            self.cache.release_windows(slot, count)
+            table.full_blocks[slot] = blocks
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def _leave(self, slot: int) -> None:
+        """Take a slot out of the running set; what it holds is freed once no planned step can touch it."""
+        self._table.alive[slot] = False
+        self._running.remove(slot)
+        self._leaving.append((int(self._table.last_step[slot]), slot))
+        self._free_retired()
+
+    def _free_retired(self) -> None:
+        staying = []
+        for last_step, slot in self._leaving:
+            if last_step > self._retired:
+                staying.append((last_step, slot))
+                continue
+            self.cache.release(slot)
+            self._by_slot[slot] = None
+            self._table.last_step[slot] = -1
+            self._free_slots.append(slot)
+            self._released.append(slot)
+        self._leaving = staying
+
+    def _sequence(self, slot: int) -> Sequence:
+        sequence = self._by_slot[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def _push(self, sequence: Sequence) -> None:
+        self._tickets += 1
+        heapq.heappush(self._waiting, (sequence.key, self._tickets, sequence))
+
+    def check_idle(self) -> None:
+        """Raise AssertionError unless nothing is held while nothing lives."""
+        assert not self._sequences and not self._running and not self._leaving, "requests are left"
+        assert len(self._free_slots) == self.limits.max_num_seqs, "slots are lost"
+        self.cache.check_idle()
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int32)

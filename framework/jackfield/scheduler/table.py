@@ -1,0 +1,99 @@
+"""The state of running sequences as arrays by slot, so that a steady step touches no request one by one.
+
+For one slot, in tokens:
+
+    0 ............ prompt ............ confirmed ...... known ...... total
+                                       |                |            the most it may ever have
+                                       |                sampled, maybe still on the device
+                                       seen by the host
+    computed: tokens whose keys and values are in the cache or in a planned step; computed <= known
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from jackfield.kv_cache import BlockHasher
+from jackfield.protocol import EngineCoreRequest
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request as the scheduler knows it, waiting or running.
+
+    Args:
+        request: as it came in. key: of the policy. hasher: of its blocks. output: tokens generated before a
+            preemption. slot: while it runs, else -1.
+        cached: prompt tokens found in the prefix cache at first admission. preemptions: how often it lost its slot.
+    """
+
+    request: EngineCoreRequest
+    key: tuple[int, ...]
+    hasher: BlockHasher
+    output: list[int] = field(default_factory=list)
+    slot: int = -1
+    cached: int = -1
+    preemptions: int = 0
+    aborted: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens that are known."""
+        return len(self.request.prompt_token_ids) + len(self.output)
+
+
+class SlotTable:
+    """Per-slot arrays."""
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        self.tokens: Ints = np.zeros((slots, max_length + 1), dtype=np.int32)
+        self.prompt: Ints = np.zeros(slots, dtype=np.int32)
+        self.confirmed: Ints = np.zeros(slots, dtype=np.int32)
+        self.known: Ints = np.zeros(slots, dtype=np.int32)
+        self.computed: Ints = np.zeros(slots, dtype=np.int32)
+        self.total: Ints = np.zeros(slots, dtype=np.int32)
+        self.min_tokens: Ints = np.zeros(slots, dtype=np.int32)
+        self.stops: Ints = np.full((slots, 1), -1, dtype=np.int32)
+        self.alive: npt.NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)
+        self.full_blocks: Ints = np.zeros(slots, dtype=np.int32)
+        self.last_step: npt.NDArray[np.int64] = np.full(slots, -1, dtype=np.int64)
+        self.drafts: Ints = np.full((slots, 0), -1, dtype=np.int32)
+        self.num_drafts: Ints = np.zeros(slots, dtype=np.int32)
+
+    def fill(self, slot: int, sequence: Sequence) -> None:
+        """Take a sequence into a slot; nothing is computed yet."""
+        request = sequence.request
+        prompt = request.prompt_token_ids
+        count = sequence.num_tokens
+        self.tokens[slot, : len(prompt)] = prompt
+        self.tokens[slot, len(prompt) : count] = sequence.output
+        self.prompt[slot] = len(prompt)
+        self.confirmed[slot] = self.known[slot] = count
+        self.computed[slot] = 0
+        self.total[slot] = len(prompt) + request.max_tokens
+        self.min_tokens[slot] = request.sampling_params.min_tokens
+        self._set_stops(slot, [*request.eos_token_ids, *(request.sampling_params.stop_token_ids or ())])
+        self.alive[slot] = True
+        self.full_blocks[slot] = 0
+        self.num_drafts[slot] = 0
+
+    def ensure_drafts(self, width: int) -> None:
+        """Make room for ``width`` drafts a sequence."""
+        if self.drafts.shape[1] < width:
+            grown = np.full((len(self.drafts), width), -1, dtype=np.int32)
+            grown[:, : self.drafts.shape[1]] = self.drafts
+            self.drafts = grown
+
+    def _set_stops(self, slot: int, ids: list[int]) -> None:
+        width = self.stops.shape[1]
+        if len(ids) > width:
+            grown = np.full((len(self.stops), len(ids)), -1, dtype=np.int32)
+            grown[:, :width] = self.stops
+            self.stops = grown
+        self.stops[slot] = -1
+        self.stops[slot, : len(ids)] = ids

@@ -1,0 +1,152 @@
+"""Putting a rank together from what the oracle decided: model, weights, attention, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from jackfield.errors import CheckpointError, ConfigError
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionEnv,
+    AttentionRequest,
+    CacheSpec,
+    Communicator,
+    Drafter,
+    DrafterRequest,
+    LayerInfo,
+    LinearScheme,
+    ModelArchitecture,
+    ModelFacts,
+    OpRequest,
+    OpsProvider,
+    Platform,
+    QuantizationMethod,
+    Settings,
+    TextConfig,
+)
+from jackfield.interfaces.moe import ExpertsBackend
+from jackfield.layers.builder import BuildPlan, LayerAttention, LayerBuilder
+from jackfield.layers.composite import Composite
+from jackfield.loader import load_dummy, load_weights
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """The backend of some like layers, with the request it was chosen for and the cache layout agreed on.
+
+    Args:
+        name: unique among the model's choices. backend: the class, or :class:`jackfield.layers.composite.Composite`.
+    """
+
+    name: str
+    backend: type[AttentionBackend] | Composite
+    request: AttentionRequest
+    spec: CacheSpec
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """Everything a worker needs, decided before it starts. Classes are frozen targets: a worker searches for nothing.
+
+    Args:
+        config: view of the resolved configuration. facts: of the checkpoint. model_config: the architecture's. dtype:
+            computation type.
+        max_model_len, max_num_seqs, block_size: sizes. fit_length: whether max_model_len may be lowered to the cache.
+            num_blocks, kv_cache_memory: of the cache, or None to measure.
+        plain: the method for layers that the checkpoint's method leaves alone. ops: provider, request and settings by
+            op.
+        open_tensors: opens the checkpoint.
+    """
+
+    config: Any
+    facts: ModelFacts
+    platform: type[Platform]
+    architecture: type[ModelArchitecture]
+    model_config: TextConfig
+    quantization: type[QuantizationMethod]
+    plain: type[QuantizationMethod]
+    attention: tuple[AttentionChoice, ...]
+    ops: Mapping[str, tuple[type[OpsProvider], OpRequest, Settings]]
+    experts: type[ExpertsBackend] | None
+    drafter: type[Drafter] | None
+    drafter_request: DrafterRequest | None
+    drafter_settings: Settings
+    dtype: str
+    block_size: int
+    max_model_len: int
+    fit_length: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_drafts: int
+    num_blocks: int | None
+    kv_cache_memory: int | None
+    memory_utilization: float
+    load_format: str
+    seed: int
+    open_tensors: Callable[[ModelFacts], Any]
+
+
+def build_model(
+    spec: WorkerSpec, device: torch.device, communicator: Communicator, progress: Progress | None = None
+) -> nn.Module:
+    """Return the model with its weights."""
+    container = "safetensors" if spec.facts.container == "config" else spec.facts.container
+    weights = spec.architecture.weight_map(spec.model_config, container)
+    method_spec = spec.quantization.parse(spec.facts.quantization_config)
+
+    def scheme(info: LayerInfo) -> LinearScheme | None:
+        return spec.quantization.scheme(info, method_spec)
+
+    def plain(info: LayerInfo) -> LinearScheme:
+        found = spec.plain.scheme(info, None)
+        if found is None:
+            raise ConfigError(f"no method can run {info.name} unquantized", field="quantization", value=spec.plain.name)
+        return found
+
+    plan = BuildPlan(
+        dtype=getattr(torch, spec.dtype),
+        device=device,
+        communicator=communicator,
+        scheme=scheme,
+        plain=plain,
+        attention={
+            layer: LayerAttention(c.name, c.backend, attention_env(c, spec.block_size, device))
+            for c in spec.attention
+            for layer in c.request.layers
+        },
+        ops={op: provider.build(op, request, settings) for op, (provider, request, settings) in spec.ops.items()},
+        experts=spec.experts,
+        weights=weights,
+        tensors=spec.facts.tensors,
+    )
+    model = spec.architecture.build(spec.model_config, LayerBuilder(plan))
+    model.eval()
+    _fill(spec, model, weights, progress)
+    return model
+
+
+def attention_env(choice: AttentionChoice, block_size: int, device: torch.device) -> AttentionEnv:
+    """Return what the backend of a group is built with."""
+    return AttentionEnv(choice.request, choice.spec, block_size, device, choice.settings)
+
+
+def _fill(spec: WorkerSpec, model: nn.Module, weights: Any, progress: Progress | None) -> None:
+    if spec.load_format == "dummy":
+        load_dummy(model, spec.seed)
+        return
+    if not spec.facts.tensors:
+        raise CheckpointError(
+            "the model folder has a configuration but no weights",
+            field="model.model",
+            value=spec.facts.path,
+            remedy="add safetensors files, or set load_format to 'dummy' for random weights",
+        )
+    load_weights(model, spec.open_tensors(spec.facts), weights, progress)

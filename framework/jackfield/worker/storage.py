@@ -1,0 +1,60 @@
+"""Allocation of the KV cache from its plan: planes of every layer as views of few large buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+
+from jackfield.interfaces import CacheSpec, Plane
+from jackfield.interfaces.cache import DTYPE_BYTES
+from jackfield.kv_cache import CachePlan
+
+Planes = Mapping[str, torch.Tensor]
+
+
+def allocate_cache(plan: CachePlan, device: torch.device) -> dict[int, Planes]:
+    """Return the planes of each layer, ``[num_blocks, *page shape]``.
+
+    Where all groups store alike, layer j of every group shares one contiguous tensor per plane. Otherwise layers
+    share raw buffers in which each page holds
+    its planes one after another.
+    """
+    layers: dict[int, Planes] = {}
+    specs = [spec for group in plan.groups for spec in group.specs]
+    if not specs:
+        return layers
+    alike = all(spec.same_storage(specs[0]) for spec in specs)
+    for position in range(max(len(g.layers) for g in plan.groups)):
+        holders = [(g.layers[position], g.specs[position]) for g in plan.groups if position < len(g.layers)]
+        if alike:
+            planes = {p.name: _plane(p, plan, device) for p in holders[0][1].planes}
+            layers.update((layer, planes) for layer, _ in holders)
+        else:
+            size = max(spec.page_bytes(plan.block_size) for _, spec in holders)
+            raw = torch.zeros((plan.num_blocks, _aligned(size)), dtype=torch.uint8, device=device)
+            layers.update((layer, _carve(raw, spec, plan.block_size)) for layer, spec in holders)
+    return layers
+
+
+def _plane(plane: Plane, plan: CachePlan, device: torch.device) -> torch.Tensor:
+    shape = (plan.num_blocks, *plane.page_shape(plan.block_size))
+    order = plane.order or tuple(range(len(shape)))
+    stored = torch.zeros([shape[i] for i in order], dtype=getattr(torch, plane.dtype), device=device)
+    return stored.permute([order.index(i) for i in range(len(shape))])
+
+
+def _carve(raw: torch.Tensor, spec: CacheSpec, block_size: int) -> Planes:
+    views, offset = {}, 0
+    for plane in spec.planes:
+        shape = plane.page_shape(block_size)
+        size = prod(shape) * DTYPE_BYTES[plane.dtype]
+        part = raw[:, offset : offset + size].view(getattr(torch, plane.dtype))
+        views[plane.name] = part.view(len(raw), *shape)
+        offset += size
+    return views
+
+
+def _aligned(size: int, to: int = 16) -> int:
+    return -(-size // to) * to

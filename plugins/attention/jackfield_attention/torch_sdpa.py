@@ -1,0 +1,69 @@
+"""``torch_sdpa``: paged attention in plain torch. The reference on every device, and the default on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from jackfield.interfaces import (
+    BLOCK,
+    AttentionBackend,
+    AttentionEnv,
+    AttentionRequest,
+    Band,
+    CacheSpec,
+    GraphSupport,
+    HostLengths,
+    MetadataBuilder,
+    Plane,
+    Preference,
+)
+
+if TYPE_CHECKING:
+    from jackfield_attention.torch_sdpa_layer import SdpaLayer
+
+
+class TorchSdpaBackend(AttentionBackend):
+    """Batched products over cache blocks for short queries, torch's scaled_dot_product_attention for long ones."""
+
+    name = "torch_sdpa"
+    summary = "paged attention in plain torch; reference everywhere"
+    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
+    features: ClassVar[frozenset[str]] = frozenset(
+        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "diff_kv"}
+    )
+    dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16", "float64"})
+    graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
+    host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
+
+    @classmethod
+    def preference(cls, request: AttentionRequest) -> Preference:
+        """Return SUPPORTED on a CPU, where torch's kernels are the tuned ones, else FALLBACK."""
+        if request.device is not None and request.device.type == "cpu":
+            return Preference(Band.SUPPORTED, "torch's CPU kernels")
+        return Preference(Band.FALLBACK, "reference")
+
+    @classmethod
+    def cache_specs(cls, request: AttentionRequest) -> Sequence[CacheSpec]:
+        """Return one layout: heads outside tokens, so that a block's head is one contiguous matrix."""
+        heads, dtype = request.local_kv_heads, request.cache_dtype or request.dtype
+        value_size = request.value_head_size or request.head_size
+        planes = (
+            Plane("k", dtype, (heads, BLOCK, request.head_size), shard_dim=0),
+            Plane("v", dtype, (heads, BLOCK, value_size), shard_dim=0),
+        )
+        return [CacheSpec(planes, window=request.window)]
+
+    @classmethod
+    def metadata_builder(cls, env: AttentionEnv) -> MetadataBuilder:
+        """See AttentionBackend."""
+        from jackfield_attention.torch_sdpa_layer import SdpaMetadataBuilder
+
+        return SdpaMetadataBuilder(env)
+
+    @classmethod
+    def layer(cls, env: AttentionEnv, index: int) -> SdpaLayer:
+        """See AttentionBackend."""
+        from jackfield_attention.torch_sdpa_layer import SdpaLayer
+
+        return SdpaLayer(env)

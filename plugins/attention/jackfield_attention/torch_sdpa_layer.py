@@ -1,0 +1,234 @@
+"""Paged attention in plain torch.
+
+Short queries (decode, verification of drafts) become *rows*: each new token with the tokens it sees. The blocks that
+rows see are laid out one after another,
+whichever row they belong to, and go through two batched products; the softmax is put together per row afterwards. So
+the work grows with the sum of lengths:
+nothing is padded to the longest sequence and nothing loops over requests. Long queries (prefill) go through
+scaled_dot_product_attention one by one.
+
+Legend: T tokens, R rows, C blocks of all rows, P block size, H query heads, K cache heads, G = H / K, D head size, V
+value size, L tokens seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
+
+ROW_LIMIT = 8
+"""Queries of up to this many tokens are handled as rows."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of all short queries: tokens [R] their places in the step, owners [C] the row of each block, pages [C],
+    bias_CP.
+    """
+
+    tokens: torch.Tensor
+    owners: torch.Tensor
+    pages: torch.Tensor
+    bias_CP: torch.Tensor
+    count: int
+
+
+@dataclass(slots=True)
+class Long:
+    """One long query: tokens of the step [start, stop), pages of its blocks, tokens seen, and a mask [N, L] or None
+    for plain causal.
+    """
+
+    start: int
+    stop: int
+    pages: torch.Tensor
+    length: int
+    mask_NL: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class SdpaMetadata:
+    """One step: rows and long queries."""
+
+    rows: Rows | None
+    long: list[Long]
+
+
+class SdpaMetadataBuilder:
+    """Sorts a step into rows and long queries with array arithmetic."""
+
+    host_lengths = HostLengths.EXACT
+
+    def __init__(self, env: AttentionEnv) -> None:
+        self._block = env.block_size
+        self._window = env.request.window
+        self._dtype = getattr(torch, env.request.dtype)
+        self._device = env.device
+
+    def allocate(self, limits: StepLimits) -> None:
+        """Nothing to keep: sizes differ from step to step."""
+
+    def capture(self, num_sequences: int, max_query: int) -> Any:
+        """Graphs are not supported."""
+        raise NotImplementedError("torch_sdpa cannot be part of a graph")
+
+    def advance(self, tokens: int) -> Any:
+        """Draft steps are built like any other."""
+        raise NotImplementedError("torch_sdpa builds every step anew")
+
+    def build(self, step: AttentionStep) -> SdpaMetadata:
+        """Return the metadata of ``step``."""
+        assert step.lengths_host is not None
+        starts = step.query_start_host.astype(np.int64)
+        counts = np.diff(starts)
+        lengths = step.lengths_host.astype(np.int64)
+        short = np.flatnonzero(counts <= ROW_LIMIT)
+        rows = self._rows(step, short, starts, counts, lengths) if len(short) else None
+        long = [
+            self._long(step, b, int(starts[b]), int(starts[b + 1]), int(lengths[b]))
+            for b in np.flatnonzero(counts > ROW_LIMIT)
+        ]
+        return SdpaMetadata(rows, long)
+
+    def _rows(
+        self,
+        step: AttentionStep,
+        short: np.ndarray[Any, Any],
+        starts: np.ndarray[Any, Any],
+        counts: np.ndarray[Any, Any],
+        lengths: np.ndarray[Any, Any],
+    ) -> Rows:
+        block = self._block
+        sequence = np.repeat(short, counts[short])
+        within = _ranges(counts[short])
+        tokens = starts[sequence] + within
+        seen = lengths[sequence] - counts[sequence] + within + 1
+        first_seen = np.maximum(seen - self._window, 0) if self._window else np.zeros_like(seen)
+        first_block = first_seen // block
+        blocks = (seen + block - 1) // block - first_block
+        owners = np.repeat(np.arange(len(seen)), blocks)
+        index = first_block[owners] + _ranges(blocks)
+        position = index[:, None] * block + np.arange(block)
+        hidden = (position >= seen[owners, None]) | (position < first_seen[owners, None])
+        bias_CP = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        bias_CP.masked_fill_(self._tensor(hidden), float("-inf"))
+        pages = step.block_table[self._tensor(sequence[owners]), self._tensor(index)]
+        return Rows(self._tensor(tokens), self._tensor(owners), pages, bias_CP, len(seen))
+
+    def _long(self, step: AttentionStep, sequence: int, start: int, stop: int, length: int) -> Long:
+        block, count = self._block, stop - start
+        first = max(0, length - count - self._window + 1) // block if self._window else 0
+        pages = step.block_table[sequence, first : (length + block - 1) // block]
+        mask_NL = None
+        if count < length or self._window:
+            seen = torch.arange(first * block, length, device=self._device)
+            mine = torch.arange(length - count, length, device=self._device).unsqueeze(1)
+            mask_NL = seen <= mine
+            if self._window:
+                mask_NL &= seen > mine - self._window
+        return Long(start, stop, pages, length - first * block, mask_NL)
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class SdpaLayer:
+    """Attention of one layer over pages ``[pages, K, P, D]``."""
+
+    def __init__(self, env: AttentionEnv) -> None:
+        self._scale = env.request.scale
+        self._softcap = env.request.softcap
+        self._block = env.block_size
+
+    def write(
+        self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor
+    ) -> None:
+        """See AttentionLayer."""
+        pages, places = slots // self._block, slots % self._block
+        if bool((slots < 0).any()):
+            keep = slots >= 0
+            pages, places, k_TKD, v_TKD = pages[keep], places[keep], k_TKD[keep], v_TKD[keep]
+        cache["k"][pages, :, places] = k_TKD.to(cache["k"].dtype)
+        cache["v"][pages, :, places] = v_TKD.to(cache["v"].dtype)
+
+    def attend(
+        self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: SdpaMetadata, out_THD: torch.Tensor
+    ) -> None:
+        """See AttentionLayer."""
+        if metadata.rows is not None:
+            rows = metadata.rows
+            if rows.count == len(q_THD):
+                self._attend_rows(q_THD, cache, rows, out_THD)
+            else:
+                part = torch.empty((rows.count, *out_THD.shape[1:]), dtype=out_THD.dtype, device=out_THD.device)
+                self._attend_rows(q_THD[rows.tokens], cache, rows, part)
+                out_THD[rows.tokens] = part
+        for query in metadata.long:
+            self._attend_long(q_THD[query.start : query.stop], cache, query, out_THD[query.start : query.stop])
+
+    def _attend_rows(
+        self, q_RHD: torch.Tensor, cache: Mapping[str, torch.Tensor], rows: Rows, out_RHV: torch.Tensor
+    ) -> None:
+        k_CKPD = cache["k"].index_select(0, rows.pages)
+        v_CKPV = cache["v"].index_select(0, rows.pages)
+        heads = k_CKPD.shape[1]
+        q_RKGD = (q_RHD * self._scale).view(len(q_RHD), heads, -1, q_RHD.shape[-1])
+        scores_CKGP = q_RKGD.index_select(0, rows.owners) @ k_CKPD.transpose(-1, -2)
+        if self._softcap:
+            scores_CKGP = torch.tanh(scores_CKGP / self._softcap) * self._softcap
+        scores_CKGP += rows.bias_CP[:, None, None, :]
+        best_CKG = scores_CKGP.amax(-1)
+        best_RKG = torch.full(q_RKGD.shape[:3], float("-inf"), dtype=q_RHD.dtype, device=q_RHD.device)
+        best_RKG.scatter_reduce_(0, rows.owners.view(-1, 1, 1).expand_as(best_CKG), best_CKG, "amax")
+        weights_CKGP = scores_CKGP.sub_(best_RKG.index_select(0, rows.owners).unsqueeze(-1)).exp_()
+        total_RKG = torch.zeros_like(best_RKG).index_add_(0, rows.owners, weights_CKGP.sum(-1))
+        mixed_RKGV = torch.zeros((*best_RKG.shape, v_CKPV.shape[-1]), dtype=q_RHD.dtype, device=q_RHD.device)
+        mixed_RKGV.index_add_(0, rows.owners, weights_CKGP @ v_CKPV)
+        torch.div(mixed_RKGV.flatten(1, 2), total_RKG.flatten(1).unsqueeze(-1), out=out_RHV)
+
+    def _attend_long(
+        self, q_NHD: torch.Tensor, cache: Mapping[str, torch.Tensor], query: Long, out_NHV: torch.Tensor
+    ) -> None:
+        k_KLD, v_KLV = (_sequence(cache[name], query.pages, query.length) for name in ("k", "v"))
+        q_HND = q_NHD.transpose(0, 1)
+        if self._softcap:
+            out_NHV.copy_(self._capped(q_HND, k_KLD, v_KLV, query).transpose(0, 1))
+            return
+        mixed_HNV = F.scaled_dot_product_attention(
+            q_HND.unsqueeze(0),
+            k_KLD.unsqueeze(0),
+            v_KLV.unsqueeze(0),
+            attn_mask=query.mask_NL,
+            is_causal=query.mask_NL is None,
+            scale=self._scale,
+            enable_gqa=True,
+        )
+        out_NHV.copy_(mixed_HNV[0].transpose(0, 1))
+
+    def _capped(self, q_HND: torch.Tensor, k_KLD: torch.Tensor, v_KLV: torch.Tensor, query: Long) -> torch.Tensor:
+        groups = len(q_HND) // len(k_KLD)
+        scores_HNL = q_HND @ k_KLD.repeat_interleave(groups, 0).transpose(1, 2) * self._scale
+        scores_HNL = torch.tanh(scores_HNL / self._softcap) * self._softcap
+        mask_NL = query.mask_NL
+        if mask_NL is None:
+            mask_NL = torch.ones(scores_HNL.shape[1:], dtype=torch.bool, device=q_HND.device).tril()
+        weights_HNL = scores_HNL.masked_fill(~mask_NL, float("-inf")).softmax(-1)
+        return weights_HNL @ v_KLV.repeat_interleave(groups, 0)
+
+
+def _sequence(plane: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+    """Return one sequence's ``[K, L, D]`` out of pages ``[pages, K, P, D]``."""
+    return plane.index_select(0, pages).transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def _ranges(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return ``[0..counts[0]), [0..counts[1]), ...`` in one array."""
+    total = int(counts.sum())
+    return np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
