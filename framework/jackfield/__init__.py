@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jackfield.engine.async_llm import AsyncLLM
     from jackfield.engine.llm import LLM
     from jackfield.engine.outputs import CompletionOutput, RequestOutput
     from jackfield.protocol import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "jackfield.engine.llm",
+    "AsyncLLM": "jackfield.engine.async_llm",
     "RequestOutput": "jackfield.engine.outputs",
     "CompletionOutput": "jackfield.engine.outputs",
     "SamplingParams": "jackfield.protocol",

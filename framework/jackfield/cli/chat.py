@@ -36,7 +36,7 @@ def chat(
 
     config = engine.config(model)
     llm = open_engine(config)
-    params = sampling.params(config.generation)
+    params = sampling.params(llm)
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:
         _turn(llm, messages, message, params)

@@ -6,18 +6,16 @@ from typing import Any
 
 
 def open_engine(config: Any) -> Any:
-    """Return an LLM for ``config``, with a note on stderr while it starts.
+    """Return an LLM for ``config``, with progress bars on stderr for downloads and weights.
 
     Raises:
         JackfieldError: the model or the configuration is at fault.
     """
-    from rich.console import Console
-
+    from jackfield.cli.output import progress_bars
     from jackfield.config import require_model
 
-    model = require_model(config)
-    console = Console(stderr=True)
-    with console.status(f"loading {model}"):
+    require_model(config)
+    with progress_bars() as progress:
         from jackfield.engine.llm import LLM
 
-        return LLM(config=config)
+        return LLM(config=config, progress=progress)

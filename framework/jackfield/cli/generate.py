@@ -35,7 +35,7 @@ def generate(
         raise RequestError("there is no prompt", field="prompt", value=(), remedy='jackfield generate MODEL "text"')
     config = engine.config(model)
     llm = open_engine(config)
-    params = sampling.params(config.generation)
+    params = sampling.params(llm)
     clock = Clock()
     if len(prompt) == 1:
         _, tokens = stream_text(llm.stream(prompt[0], params))

@@ -28,12 +28,15 @@ class SamplingFlags:
     stop: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
     "Text that ends the answer; may be repeated."
 
-    def params(self, generation: dict[str, Any] | None = None) -> Any:
-        """Return SamplingParams with the flags that were set, over the configuration's ``generation``."""
-        from jackfield import SamplingParams
-
-        given = {name: getattr(self, name) for name in self.__slots__}
-        chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+    def given(self) -> dict[str, Any]:
+        """Return the flags that were set, by the names of SamplingParams."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        chosen = {name: value for name, value in values.items() if value is not None and value != ()}
         if "stop" in chosen:
             chosen["stop"] = list(chosen["stop"])
-        return SamplingParams(**{"max_tokens": _MAX_TOKENS, **(generation or {}), **chosen})
+        return chosen
+
+    def params(self, llm: Any) -> Any:
+        """Return SamplingParams: the model's defaults, then the configuration's, then the flags that were set."""
+        defaults = {"max_tokens": _MAX_TOKENS, **llm.sampling_defaults}
+        return llm.default_sampling_params(**{**defaults, **self.given()})

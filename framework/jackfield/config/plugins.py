@@ -25,4 +25,4 @@ class PluginSettings(Section):
     strict: bool = False
     """Fail at startup when any plugin that is not disabled fails to load."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Settings of plugins, by plugin name; the schema is each plugin's own."""
+    """Settings of plugins, by ``NAME`` or ``FAMILY.NAME``; the schema is each plugin's own."""

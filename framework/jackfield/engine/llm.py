@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from jackfield.checkpoint import generation_defaults, read_facts
-from jackfield.config import EngineConfig, load_config, require_model
+from jackfield.config import EngineConfig
 from jackfield.engine.core import EngineCore
-from jackfield.engine.input_processor import InputProcessor, ProcessorLimits, Prompt
+from jackfield.engine.input_processor import Prompt
 from jackfield.engine.output_processor import OutputProcessor
 from jackfield.engine.outputs import RequestOutput
-from jackfield.errors import CheckpointError, RequestError
-from jackfield.interfaces import ModelFacts, Plugin
-from jackfield.oracle import log_decisions
-from jackfield.oracle.pipeline import resolve
+from jackfield.engine.setup import Progress, prepare
+from jackfield.errors import RequestError
+from jackfield.interfaces import Plugin
 from jackfield.oracle.report import DecisionReport
 from jackfield.protocol import OutputKind, SamplingParams
-from jackfield.registry import HookBus, Registry
-from jackfield.sources import resolve_model
-from jackfield.tokenizer import Tokenizer, load_tokenizer
+from jackfield.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
-Progress = Callable[[str, int, int], None]
-"""(what, bytes done, bytes in all)."""
 
 
 class LLM:
@@ -56,52 +49,34 @@ class LLM:
         skip_tokenizer_init: bool = False,
         **settings: Any,
     ) -> None:
-        if config is None:
-            config = load_config(api=settings if model is None else {"model": model, **settings})
-        folder = Path(config.model.download_dir) if config.model.download_dir else None
-        facts = read_facts(resolve_model(require_model(config), folder, progress))
-        registry = Registry.discover(config.plugins)
-        for plugin in plugins:
-            registry.register(plugin)
-        self._hooks = HookBus()
-        self._hooks.load(registry.refs("hooks"))
-        self._resolution = resolve(config, facts, registry)
-        registry.freeze()
-        self.report: DecisionReport = self._resolution.report
-        self._announce()
-        self._tokenizer = None if skip_tokenizer_init else _tokenizer(self._resolution.config, facts)
-        self._start(facts, progress)
-
-    def _announce(self) -> None:
-        log_decisions(self.report)
-        self._hooks.emit("engine_config_resolved", config=self._resolution.config)
-        for decision in self.report.decisions:
-            self._hooks.emit("decision_made", decision=decision)
-
-    def _start(self, facts: ModelFacts, progress: Progress | None) -> None:
-        name = Path(facts.path).name
+        self._prepared = prepare(
+            model,
+            config,
+            settings,
+            plugins=plugins,
+            skip_tokenizer_init=skip_tokenizer_init,
+            progress=progress,
+        )
+        name = Path(self._prepared.resolution.facts.path).name
         self._core = EngineCore(
-            self._resolution, None if progress is None else lambda done, total: progress(name, done, total)
+            self._prepared.resolution,
+            None if progress is None else lambda done, total: progress(name, done, total),
         )
-        defaults = generation_defaults(facts)
-        self._sampling_defaults = {**_sampling(defaults.sampling), **self._resolution.config.generation}
-        eos = dict.fromkeys((*defaults.eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())))
-        config = self._resolution.config
-        limits = ProcessorLimits(
-            vocab_size=self._resolution.model_config.vocab_size,
-            max_model_len=self._core.plan.max_model_len,
-            eos_token_ids=tuple(eos),
-            seed=config.model.seed,
-        )
-        self._inputs = InputProcessor(self._tokenizer, limits)
-        self._outputs = OutputProcessor(self._tokenizer)
+        self._inputs = self._prepared.input_processor(self._core.plan.max_model_len)
+        self._outputs = OutputProcessor(self._prepared.tokenizer)
+        self._hooks = self._prepared.hooks
         self._ids = itertools.count()
         self._hooks.emit("engine_started", engine=self)
 
     @property
+    def report(self) -> DecisionReport:
+        """What was decided, and why."""
+        return self._prepared.resolution.report
+
+    @property
     def config(self) -> EngineConfig:
         """The resolved configuration."""
-        return self._resolution.config
+        return self._prepared.resolution.config
 
     @property
     def max_model_len(self) -> int:
@@ -110,9 +85,14 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer."""
-        if self._tokenizer is None:
+        if self._prepared.tokenizer is None:
             raise RequestError("the engine was started without a tokenizer", field="skip_tokenizer_init", value=True)
-        return self._tokenizer
+        return self._prepared.tokenizer
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The model's sampling defaults, overlaid with the configuration's ``generation``."""
+        return self._prepared.sampling_defaults
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """Return the model's own sampling defaults with changes.
@@ -120,10 +100,7 @@ class LLM:
         Raises:
             RequestError: a name or a value is wrong.
         """
-        try:
-            return SamplingParams(**{**self._sampling_defaults, **changes})
-        except TypeError as error:
-            raise RequestError(f"unknown sampling parameter: {error}", field="generation", value=changes) from None
+        return self._prepared.sampling_params(changes)
 
     get_default_sampling_params = default_sampling_params
 
@@ -266,26 +243,6 @@ def _as_batch(prompts: Any) -> list[Prompt]:
     if batch and all(isinstance(item, int) and not isinstance(item, bool) for item in batch):
         return [batch]
     return batch
-
-
-def _tokenizer(config: EngineConfig, facts: ModelFacts) -> Tokenizer:
-    where = config.model.tokenizer
-    if where is None:
-        return load_tokenizer(facts.path, facts)
-    path = Path(where)
-    if not path.exists():
-        raise CheckpointError(
-            "the tokenizer does not exist", field="model.tokenizer", value=where, remedy="name a file or a folder"
-        )
-    return load_tokenizer(path, replace(facts, path=str(path), container="gguf" if path.is_file() else "safetensors"))
-
-
-def _sampling(values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a checkpoint's sampling defaults under the names of SamplingParams."""
-    found: dict[str, Any] = dict(values)
-    if "max_new_tokens" in found:
-        found["max_tokens"] = found.pop("max_new_tokens")
-    return found
 
 
 def _bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from jackfield.kv_cache import CachePlan
-from jackfield.protocol import ModelRunnerOutput, SchedulerOutput
+from jackfield.protocol import SchedulerOutput
 from jackfield.worker import Worker, WorkerSpec
-
-
-@dataclass(slots=True)
-class Done:
-    """A step that ran to its end when it was launched."""
-
-    output: ModelRunnerOutput
-
-    def result(self) -> ModelRunnerOutput:
-        """Return the result."""
-        return self.output
+from jackfield.worker.pending import PendingStep
 
 
 class InProcessExecutor:
@@ -31,9 +20,9 @@ class InProcessExecutor:
         """See Executor."""
         return self.worker.start(progress)
 
-    def launch(self, plan: SchedulerOutput) -> Done:
+    def launch(self, plan: SchedulerOutput) -> PendingStep:
         """See Executor."""
-        return Done(self.worker.execute(plan))
+        return self.worker.launch(plan)
 
     def shutdown(self) -> None:
         """See Executor. The worker dies with this object."""

@@ -13,6 +13,7 @@ from jackfield.interfaces.attention import (
     HostLengths,
     LatentLayer,
     MetadataBuilder,
+    PreparingLayer,
     RecurrentLayer,
     StepLimits,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "PlatformRequest",
     "Plugin",
     "Preference",
+    "PreparingLayer",
     "Probe",
     "Proposal",
     "QuantizationMethod",

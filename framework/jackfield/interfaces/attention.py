@@ -231,6 +231,26 @@ class AttentionLayer(Protocol):
         ...
 
 
+class PreparingLayer(AttentionLayer, Protocol):
+    """An attention layer that normalizes and rotates queries and keys and writes the cache in one kernel."""
+
+    def prepare(
+        self,
+        qkv_TN: torch.Tensor,
+        cos_sin_TR: torch.Tensor | None,
+        q_weight_D: torch.Tensor | None,
+        k_weight_D: torch.Tensor | None,
+        eps: float,
+        cache: Mapping[str, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> None:
+        """Do all that comes before ``attend``: norm (weights may be None), rotation (angles may be None), cache write.
+
+        Queries are left in their place in ``qkv``; keys and values need not be.
+        """
+        ...
+
+
 class EncoderLayer(Protocol):
     """Attention that keeps nothing (kinds ``encoder``; ``cross`` gets the encoder's keys and values)."""
 
@@ -314,6 +334,8 @@ class AttentionBackend(Plugin):
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
     host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
     """The same as the builder's, for the report."""
+    prepares: ClassVar[bool] = False
+    """Whether its layers are :class:`PreparingLayer` objects."""
 
     @classmethod
     @abstractmethod

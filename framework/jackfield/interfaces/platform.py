@@ -116,6 +116,8 @@ class Platform(Plugin):
     kinds: ClassVar[frozenset[str]] = frozenset({"devices"})
     device_type: ClassVar[str] = ""
     """torch's device type string."""
+    asynchronous: ClassVar[bool] = False
+    """Whether work is queued on streams, so that the host can plan a step while another runs."""
     is_fallback: ClassVar[bool] = False
     """True for the generic platform that is always present: it is not taken silently when a better platform failed
     to load or to probe.

@@ -135,7 +135,7 @@ class Option:
 
     Args:
         type: one of ``bool``, ``int``, ``float`` and ``str``.
-        default: value when the user sets nothing.
+        default: value when the user sets nothing; None means unset.
         help: one line for ``jackfield plugins check``.
         choices: allowed values, or empty for any of the type.
     """

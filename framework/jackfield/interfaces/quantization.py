@@ -92,7 +92,7 @@ class ParameterSpec:
     """One parameter of a layer as data: all that allocation, sharding and loading need.
 
     Args:
-        name: attribute on the layer; unique in it.
+        name: attribute on the layer; unique in it, and without dots.
         suffix: last part of the checkpoint tensor's name (``weight``, ``qweight``, ``scales``).
         shape: shape on this rank.
         dtype: storage type, in torch's words.
@@ -103,7 +103,8 @@ class ParameterSpec:
             bytes-per-block formats use ``input_block``).
         input_block: (logical columns, stored elements) of one indivisible block along ``input_dim``; overrides
             ``input_pack``.
-        shard: the one shard it belongs to, or ``None`` when all shards are stacked in it along ``output_dim``.
+        shard: name of the one shard it belongs to (``""`` is the name of a single shard), or ``None`` when all shards
+            are stacked in it along ``output_dim``.
         optional: the checkpoint may lack it.
     """
 

@@ -32,6 +32,8 @@ class Attention(nn.Module):
         rotary: Rotary | None,
         q_norm: RmsNorm | None,
         k_norm: RmsNorm | None,
+        *,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         self.index = index
@@ -42,6 +44,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.q_norm, self.k_norm = q_norm, k_norm
         self._rotate = ops["rotary"]
+        self._fused = fused
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Mix tokens.
@@ -54,16 +57,30 @@ class Attention(nn.Module):
         """
         tokens = qkv.shape[0]
         q_size, k_size = self.heads * self.head_size, self.kv_heads * self.head_size
-        qk = qkv[:, : q_size + k_size].view(tokens, self.heads + self.kv_heads, self.head_size)
-        q_THD, k_TKD = qk[:, : self.heads], qk[:, self.heads :]
-        v_TKV = qkv[:, q_size + k_size :].view(tokens, self.kv_heads, self.value_size)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THD.copy_(self.q_norm(q_THD))
-            k_TKD.copy_(self.k_norm(k_TKD))
-        if self.rotary is not None:
-            self._rotate(qk, ctx.angles(self.rotary, positions))
-        cache = ctx.cache(self.index)
+        cache, slots = ctx.cache(self.index), ctx.slots(self.group)
+        angles = None if self.rotary is None else ctx.angles(self.rotary, positions)
+        q_THD = qkv[:, :q_size].view(tokens, self.heads, self.head_size)
+        if self._fused:
+            self.backend.prepare(qkv, angles, *self._norm_weights(), cache, slots)
+        else:
+            qk = qkv[:, : q_size + k_size].view(tokens, self.heads + self.kv_heads, self.head_size)
+            v_TKV = qkv[:, q_size + k_size :].view(tokens, self.kv_heads, self.value_size)
+            self._prepare(qk, angles)
+            self.backend.write(qk[:, self.heads :], v_TKV, cache, slots)
         out = torch.empty((tokens, self.heads, self.value_size), dtype=qkv.dtype, device=qkv.device)
-        self.backend.write(k_TKD, v_TKV, cache, ctx.slots(self.group))
         self.backend.attend(q_THD, cache, ctx.metadata(self.group), out)
         return out.flatten(1)
+
+    def _prepare(self, qk_TJD: torch.Tensor, angles: torch.Tensor | None) -> None:
+        """Normalize and rotate queries and keys (J = H + K heads) in place."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THD, k_TKD = qk_TJD[:, : self.heads], qk_TJD[:, self.heads :]
+            q_THD.copy_(self.q_norm(q_THD))
+            k_TKD.copy_(self.k_norm(k_TKD))
+        if angles is not None:
+            self._rotate(qk_TJD, angles)
+
+    def _norm_weights(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        if self.q_norm is None or self.k_norm is None:
+            return None, None, 0.0
+        return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps

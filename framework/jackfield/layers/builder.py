@@ -126,7 +126,19 @@ class LayerBuilder:
         choice = self._plan.attention[layer]
         heads, kv_heads = self.local_heads(group.num_heads), self.local_kv_heads(group.num_kv_heads)
         part = choice.backend.layer(choice.env, layer)
-        return Attention(layer, choice.name, group, part, heads, kv_heads, self._plan.ops, rotary, q_norm, k_norm)
+        return Attention(
+            layer,
+            choice.name,
+            group,
+            part,
+            heads,
+            kv_heads,
+            self._plan.ops,
+            rotary,
+            q_norm,
+            k_norm,
+            fused=choice.backend.prepares,
+        )
 
     def activation(self, name: str) -> Callable[..., Any]:
         """See BuildContext."""

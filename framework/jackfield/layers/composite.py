@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from jackfield.interfaces import AttentionBackend, AttentionEnv, AttentionStep, HostLengths, MetadataBuilder, StepLimits
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionEnv,
+    AttentionStep,
+    GraphSupport,
+    HostLengths,
+    MetadataBuilder,
+    StepLimits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +26,21 @@ class Composite:
 
     prefill: type[AttentionBackend]
     decode: type[AttentionBackend]
+
+    @property
+    def prepares(self) -> bool:
+        """Whether the part that writes prepares."""
+        return self.prefill.prepares
+
+    @property
+    def graph_support(self) -> GraphSupport:
+        """What both can do; a step of decodes alone needs the decode part only."""
+        return min(self.decode.graph_support, GraphSupport.DECODE)
+
+    @property
+    def host_lengths(self) -> HostLengths:
+        """What the decode part needs: it alone is recorded into graphs."""
+        return self.decode.host_lengths
 
     def metadata_builder(self, env: AttentionEnv) -> MetadataBuilder:
         """See AttentionBackend."""
@@ -77,6 +100,10 @@ class CompositeLayer:
     ) -> None:
         """Write once: the layout is shared."""
         self._prefill.write(k_TKD, v_TKD, cache, slots)
+
+    def prepare(self, *arguments: Any) -> None:
+        """See PreparingLayer."""
+        self._prefill.prepare(*arguments)
 
     def attend(
         self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: CompositeMetadata, out_THD: torch.Tensor

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension, computed in float32 for narrower types."""
-    if x_TE.dtype == torch.float32:
+    if x_TE.dtype in (torch.float32, torch.float64):
         return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, eps)
     wide = F.rms_norm(x_TE.float(), (x_TE.shape[-1],), None, eps)
     return wide.to(x_TE.dtype) * weight_E
@@ -54,7 +54,8 @@ def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
     size = cos_sin_TR.shape[-1]
     cos, sin = cos_sin_TR.unsqueeze(1).chunk(2, dim=-1)
     first, second = x_THD[..., :size].chunk(2, dim=-1)
-    low, high = first.to(cos.dtype), second.to(cos.dtype)
+    wide = torch.promote_types(x_THD.dtype, cos.dtype)
+    cos, sin, low, high = (part.to(wide) for part in (cos, sin, first, second))
     new_first = (low * cos).addcmul_(high, sin, value=-1)
     new_second = (high * cos).addcmul_(low, sin)
     first.copy_(new_first)

@@ -60,11 +60,12 @@ class Embedding(SchemeWeight):
     def __init__(self, info: LayerInfo, scheme: LinearScheme, communicator: Communicator, device: torch.device) -> None:
         super().__init__(info, scheme, device)
         self._communicator = communicator
-        self._first = info.shards[0].slice(info.rank)[0] if info.parallel is Parallel.COLUMN else 0
+        self._cut_rows = info.parallel is Parallel.COLUMN and communicator.size > 1
+        self._first = info.shards[0].slice(info.rank)[0] if self._cut_rows else 0
 
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
         """Return [T, E]."""
-        if self._communicator.size == 1:
+        if not self._cut_rows:
             return self.scheme.lookup(self, ids_T)
         local = ids_T - self._first
         outside = (local < 0) | (local >= self.info.local_output_sizes[0])
@@ -93,7 +94,7 @@ class Head(Linear):
             local = owner.scheme.apply(owner, x_TI, self.bias)
         else:
             local = self.scheme.apply(self, x_TI, self.bias)
-        return self._communicator.all_gather(local, dim=-1)
+        return self._communicator.all_gather(local, dim=-1) if self.info.parallel is Parallel.COLUMN else local
 
 
 class _Nothing(LinearScheme):

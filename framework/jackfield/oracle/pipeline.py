@@ -104,7 +104,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
     attention = decide_attention(bench, architecture, model_config, device, dtype)
     ops = _ops(bench, device, dtype)
     drafter = _drafter(bench, model_config, device)
-    config, attention = reconcile(bench, model_config, attention, dtype, bool(drafter))
+    config, attention = reconcile(
+        bench, model_config, attention, dtype, asynchronous=platform.asynchronous, speculative=drafter is not None
+    )
     mark_states(bench.decisions)
     report = DecisionReport.build(
         bench.decisions, proposals=bench.proposals, notes=bench.notes, counterfactuals=bench.counterfactuals

@@ -20,7 +20,13 @@ AttentionDecisions = tuple[AttentionDecision, ...]
 
 
 def reconcile(
-    bench: Bench, model_config: TextConfig, attention: AttentionDecisions, dtype: str, speculative: bool
+    bench: Bench,
+    model_config: TextConfig,
+    attention: AttentionDecisions,
+    dtype: str,
+    *,
+    asynchronous: bool,
+    speculative: bool,
 ) -> tuple[EngineConfig, AttentionDecisions]:
     """Return the final configuration, and the attention decisions with the block size in them."""
     config = bench.config
@@ -32,19 +38,28 @@ def reconcile(
         "cache.cache_dtype": attention[0].request.cache_dtype if attention else dtype,
         "model.max_model_len": length,
         "scheduler.max_num_batched_tokens": budget,
+        "scheduler.async_scheduling": _overlaps(config, asynchronous, speculative),
     }
     config = config.with_derived(derived, "fits the model and every chosen backend")
     support = min((min(d.prefill.graph_support, d.decode.graph_support) for d in attention), default=GraphSupport.NONE)
-    if config.get("scheduler.async_scheduling") and speculative:
+    bench.notes.append(f"graphs: {support.name.lower()}, the minimum over the chosen attention backends")
+    bench.config = config
+    return config, tuple(replace(d, request=replace(d.request, block_size=block)) for d in attention)
+
+
+def _overlaps(config: EngineConfig, asynchronous: bool, speculative: bool) -> bool:
+    """Return whether steps overlap: where the platform queues work and nothing on the host must see tokens between
+    steps.
+    """
+    wanted = config.scheduler.async_scheduling
+    if wanted and speculative:
         raise ConfigError(
             "overlapped scheduling cannot be used with a drafter on the host",
             field="scheduler.async_scheduling",
             value=True,
             remedy="leave it out, or use no drafter",
         )
-    bench.notes.append(f"graphs: {support.name.lower()}, the minimum over the chosen attention backends")
-    bench.config = config
-    return config, tuple(replace(d, request=replace(d.request, block_size=block)) for d in attention)
+    return asynchronous and not speculative if wanted is None else bool(wanted)
 
 
 def _max_length(config: EngineConfig, model_config: TextConfig) -> int:
@@ -56,7 +71,7 @@ def _max_length(config: EngineConfig, model_config: TextConfig) -> int:
             f"the model was made for sequences of {model_config.max_position} tokens at most",
             field="model.max_model_len",
             value=wanted,
-            remedy=f"use {model_config.max_position} or less, or override max_position_embeddings with model.hf_overrides",
+            remedy=f"use {model_config.max_position} or less, or set max_position_embeddings in model.hf_overrides",
         )
     return wanted
 
@@ -65,12 +80,12 @@ def _block_size(config: EngineConfig, attention: AttentionDecisions) -> int:
     specs = {d.name: d.spec for d in attention if d.spec.per == "block" and d.spec.planes}
     wanted = config.cache.block_size
     if wanted is not None and config.is_user_set("cache.block_size"):
-        return wanted  # every chosen backend was asked
+        return int(wanted)  # every chosen backend was asked
     tried = (wanted, *BLOCK_SIZES) if wanted else BLOCK_SIZES
     only = tuple(size for spec in specs.values() for size in spec.block_sizes.only)
     for size in (*tried, *only):
         if all(spec.block_sizes.allows(size) for spec in specs.values()):
-            return size
+            return int(size)
     allowed = "; ".join(f"{name}: {_words(spec)}" for name, spec in specs.items())
     raise ConfigError(
         f"the chosen attention backends have no block size in common ({allowed})",

@@ -119,13 +119,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
         return [
             span("n", 1, MAX_N, f"a whole number from 1 to {MAX_N}") or whole("n", 1, "a whole number", none=False),
-            span("temperature", 0, 1e6, "a finite number >= 0"),
+            span("temperature", 0, math.inf, "a finite number >= 0"),
             span("top_p", 0, 1, "in (0, 1]", open_low=True),
             whole("top_k", 0, "0 or -1 (off) or a positive whole number", none=False),
             span("min_p", 0, 1, "in [0, 1]"),
             span("presence_penalty", -2, 2, "in [-2, 2]"),
             span("frequency_penalty", -2, 2, "in [-2, 2]"),
-            span("repetition_penalty", 0, 1e6, "a finite number > 0", open_low=True),
+            span("repetition_penalty", 0, math.inf, "a finite number > 0", open_low=True),
             whole("seed", -(2**63), "a 64-bit whole number"),
             whole("max_tokens", 1, "a whole number >= 1"),
             whole("min_tokens", 0, "a whole number >= 0", none=False),
@@ -140,37 +140,44 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ]
 
     def _check_stop(self) -> tuple[str, object, str] | None:
-        stops = self.stop or []
+        stops = () if self.stop is None else self.stop
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops):
+            return ("stop", self.stop, "a list of non-empty strings")
         if len(stops) > MAX_STOPS:
             return ("stop", len(stops), f"at most {MAX_STOPS} strings")
-        if not all(isinstance(s, str) and s for s in stops):
-            return ("stop", self.stop, "a list of non-empty strings")
         if stops and not self.detokenize:
             return ("stop", self.stop, "empty when detokenize is off, since stop strings are found in text")
         return None
 
     def _check_ids(self, name: str) -> tuple[str, object, str] | None:
         ids = getattr(self, name)
-        if ids is None or all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            if name == "allowed_token_ids" and ids is not None and not ids:
-                return (name, ids, "a non-empty list of token ids")
+        if ids is None:
             return None
-        return (name, ids, "a list of token ids")
+        if not isinstance(ids, (list, tuple)) or not all(_is_id(i) for i in ids):
+            return (name, ids, "a list of token ids")
+        if name == "allowed_token_ids" and not ids:
+            return (name, ids, "a non-empty list of token ids")
+        return None
 
     def _check_bias(self) -> tuple[str, object, str] | None:
+        rule = "a map from token ids to numbers"
+        if not isinstance(self.logit_bias, (dict, type(None))):
+            return ("logit_bias", self.logit_bias, rule)
         for token, bias in (self.logit_bias or {}).items():
-            number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and not math.isnan(bias)
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0 or not number:
-                return ("logit_bias", {token: bias}, "a map from token ids to numbers")
+            # Minus infinity forbids a token; plus infinity would leave no distribution to draw from.
+            number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and bias < math.inf
+            if not _is_id(token) or not number:
+                return ("logit_bias", {token: bias}, rule)
         return None
 
     def _check_min_tokens(self) -> tuple[str, object, str] | None:
-        if self.max_tokens is not None and isinstance(self.min_tokens, int) and self.min_tokens > self.max_tokens:
+        comparable = isinstance(self.max_tokens, int) and isinstance(self.min_tokens, int)
+        if comparable and self.max_tokens is not None and self.min_tokens > self.max_tokens >= 1:
             return ("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
         return None
 
     def _check_greedy_n(self) -> tuple[str, object, str] | None:
-        if isinstance(self.n, int) and self.n > 1 and self.is_greedy:
+        if isinstance(self.n, int) and self.n > 1 and isinstance(self.temperature, (int, float)) and self.is_greedy:
             return ("n", self.n, "1 when sampling is greedy, since all completions would be equal")
         return None
 
@@ -183,3 +190,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def stops(self) -> list[str]:
         """Stop strings as a list."""
         return list(self.stop or ())
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from jackfield.protocol.requests import TokenLogprobs
+from jackfield.sampling.candidates import largest
 from jackfield.sampling.edits import edit_row
 from jackfield.sampling.random import uniform
 from jackfield.sampling.state import SamplingState
@@ -115,7 +116,8 @@ class Sampler:
         index = torch.from_numpy(which).to(logits_RV.device)
         slots = rows.slots_device[index]
         scaled = logits_RV[index].float() / state.numbers["temperature"][slots].unsqueeze(-1)
-        scaled = scaled - scaled.amax(-1, keepdim=True)
+        # The bound keeps a row in which nothing is allowed free of NaN: all its weights become zero.
+        scaled = scaled - scaled.amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).min)
         weights = scaled.exp()
         min_p = state.numbers["min_p"][slots].unsqueeze(-1)
         if state.host["min_p"][rows.slots[which]].any():
@@ -132,12 +134,11 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights in descending order with top-k and top-p applied, and the ids they belong to."""
         state = self._state
+        top_k = state.top_k[slots].unsqueeze(-1)
         if kind == "narrow":
-            count = min(int(host_top_k.max()), weights_RV.shape[1])
-            weights, order = weights_RV.topk(count, dim=-1)
+            weights, order = largest(weights_RV, top_k, int(host_top_k.max()))
         else:
             weights, order = weights_RV.sort(dim=-1, descending=True, stable=True)
-        top_k = state.top_k[slots].unsqueeze(-1)
         place = torch.arange(weights.shape[1], device=weights.device)
         weights = weights.masked_fill((place >= top_k) & (top_k > 0), 0.0)
         if (state.numbers["top_p"][slots] < 1.0).any():
@@ -156,5 +157,5 @@ def _invert(weights_RN: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
     target = (u_R * share[:, -1]).unsqueeze(-1)
     picked = torch.searchsorted(share, target, right=True).squeeze(-1)
     # u * total can round up to the total; the last entry that has weight is the first that reaches it.
-    last = torch.searchsorted(share, share[:, -1:]).squeeze(-1)
+    last = torch.searchsorted(share, share[:, -1:].contiguous()).squeeze(-1)
     return torch.minimum(picked, last)

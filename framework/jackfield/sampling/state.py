@@ -6,13 +6,17 @@ per slot and costs nothing when unused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jackfield.protocol import NewSequence, SamplingParams
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Larger parameters count as this one: they would be infinite in float32."""
 NUMBERS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 
 
@@ -39,6 +43,7 @@ class SamplingState:
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
+        self._device = device
         self.numbers = {name: torch.zeros(slots, dtype=torch.float32, device=device) for name in NUMBERS}
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -46,12 +51,28 @@ class SamplingState:
         # Host copies decide which passes a step needs, without asking the device.
         self.host = {name: np.zeros(slots, dtype=np.float32) for name in NUMBERS}
         self.host_top_k = np.zeros(slots, dtype=np.int64)
+        self.host_seeds = np.zeros(slots, dtype=np.int64)
         self.greedy = np.ones(slots, dtype=np.bool_)
         self.edits = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, -2, dtype=np.int64)
 
-    def fill(self, new: NewSequence) -> None:
-        """Take a sequence's parameters into its slot."""
+    def fill(self, new: Sequence[NewSequence]) -> None:
+        """Take sequences' parameters into their slots."""
+        if not new:
+            return
+        for one in new:
+            self._fill_host(one)
+        slots = np.array([one.slot for one in new])
+        # Greedy rows read none of these numbers.
+        slots = slots[~self.greedy[slots]]
+        if len(slots):
+            index = torch.from_numpy(slots).to(self._device)
+            for name, tensor in self.numbers.items():
+                tensor[index] = torch.from_numpy(self.host[name][slots]).to(self._device)
+            self.top_k[index] = torch.from_numpy(self.host_top_k[slots]).to(self._device)
+            self.seeds[index] = torch.from_numpy(self.host_seeds[slots]).to(self._device)
+
+    def _fill_host(self, new: NewSequence) -> None:
         slot, params = new.slot, new.params
         values = {
             "temperature": params.temperature,
@@ -61,17 +82,20 @@ class SamplingState:
             "frequency": params.frequency_penalty,
             "repetition": params.repetition_penalty,
         }
-        for name, value in values.items():
-            self.host[name][slot] = value
-            self.numbers[name][slot] = value
+        for name, number in values.items():
+            self.host[name][slot] = min(number, LARGEST)
         self.host_top_k[slot] = params.top_k
-        self.top_k[slot] = params.top_k
-        self.seeds[slot] = new.seed
+        self.host_seeds[slot] = new.seed
         self.greedy[slot] = params.is_greedy
         self.logprobs[slot] = -2 if params.logprobs is None else params.logprobs
         extras = SlotExtras(params, new.prompt_length, list(new.eos_token_ids), list(new.bad_words))
         self.extras[slot] = extras
         self.edits[slot] = _edits_logits(extras)
+
+    def plain_greedy(self, slots: npt.NDArray[np.int32]) -> bool:
+        """Return whether all of these sequences take the largest logit as it is, and want nothing else."""
+        wanted = self.greedy[slots] & ~self.edits[slots] & (self.logprobs[slots] == -2)
+        return bool(wanted.all())
 
     def release(self, slot: int) -> None:
         """Forget a slot."""

@@ -6,20 +6,24 @@ Legend: T tokens, E width, B sequences, R rows that sample, K drafts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import DraftBatch, Drafter, DraftOutcome, MetadataBuilder, TextModel
+from jackfield.interfaces import Drafter, DraftOutcome, MetadataBuilder, StreamApi, TextModel
 from jackfield.protocol import ModelRunnerOutput, SamplerOutput, SchedulerOutput
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
 from jackfield.sampling.sampler import SampleRows
 from jackfield.worker.context import StepContext
+from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch, StepInputs
+from jackfield.worker.pending import PendingStep
+from jackfield.worker.speculation import propose, verify
+from jackfield.worker.transfer import Transfer
 
 Ints = npt.NDArray[np.int32]
 
@@ -30,9 +34,9 @@ class RunnerParts:
 
     Args:
         model: built and loaded. batch: per-slot tables. caches: planes by layer. builders: metadata builders by
-            attention group, in cache-group order.
-        state: sampling parameters. drafter: or None. num_drafts: K. vocab_size: drafts outside are dropped.
-            max_length: of a sequence.
+            attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
+        stream_api: None where work is synchronous. graphs: None where steps are not recorded.
+        drafter: or None. num_drafts: K. vocab_size: drafts outside are dropped. max_length: of a sequence.
     """
 
     model: TextModel
@@ -40,6 +44,9 @@ class RunnerParts:
     caches: Mapping[int, Mapping[str, torch.Tensor]]
     builders: Mapping[str, MetadataBuilder]
     state: SamplingState
+    transfer: Transfer
+    stream_api: StreamApi | None = None
+    graphs: DecodeGraphs | None = None
     drafter: Drafter | None = None
     num_drafts: int = 0
     vocab_size: int = 0
@@ -47,25 +54,55 @@ class RunnerParts:
 
 
 class ModelRunner:
-    """Executes plans."""
+    """Executes plans, in the order in which they are launched."""
 
     def __init__(self, parts: RunnerParts) -> None:
         self._parts = parts
         self._sampler = Sampler(parts.state)
+        self._stream = parts.stream_api.new_stream() if parts.stream_api else None
+
+    def launch(self, plan: SchedulerOutput) -> PendingStep:
+        """Start a step: update the tables, forward, sample. Where the device is asynchronous nothing waits for it."""
+        api = self._parts.stream_api
+        with torch.inference_mode(), api.use(self._stream) if api else nullcontext():
+            pending = self._launch(plan)
+            if api is not None:
+                pending.stream_api, pending.event = api, api.record(self._stream)
+        return pending
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step: update the tables, forward, sample, draft."""
+    def record_graphs(self, graphs: DecodeGraphs) -> None:
+        """Record decode steps and use them from now on."""
+        api = self._parts.stream_api
+        with api.use(self._stream) if api else nullcontext():
+            graphs.record_all()
+        self._parts.graphs = graphs
+
+    def forward_logits(self, inputs: StepInputs) -> torch.Tensor:
+        """Return logits [T, V] in float32 of every token of a step."""
+        return self._parts.model.logits(self._forward(inputs)).float()
+
+    def _launch(self, plan: SchedulerOutput) -> PendingStep:
+        parts = self._parts
         self._apply_changes(plan)
         if not len(plan.slots):
-            return ModelRunnerOutput(plan.step_id, SamplerOutput(np.empty((0, 1), dtype=np.int32)))
-        parts = self._parts
+            return _nothing_sampled(plan)
+        if parts.graphs is not None and parts.graphs.fits(plan):
+            logits, ids = parts.graphs.replay(plan)
+            if parts.state.plain_greedy(plan.slots):
+                return self._deliver(plan, ids)
+            return self._sample(plan, logits, plan.slots, plan.starts + 1)
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
         hidden_TE = self._forward(inputs)
         if not plan.samples.any():
-            return ModelRunnerOutput(plan.step_id, SamplerOutput(np.empty((0, 1), dtype=np.int32)))
-        return self._sample(plan, inputs, hidden_TE)
+            return _nothing_sampled(plan)
+        if plan.num_drafts is not None:
+            return self._sample_with_drafts(plan, inputs, hidden_TE)
+        rows = np.flatnonzero(plan.samples)
+        hidden_RE = hidden_TE.index_select(0, parts.transfer.send(inputs.ends[rows] - 1))
+        logits = parts.model.logits(hidden_RE).float()
+        return self._sample(plan, logits, plan.slots[rows], (plan.starts + plan.counts)[rows])
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         parts = self._parts
@@ -73,9 +110,8 @@ class ModelRunner:
             parts.state.release(slot)
         if plan.released and parts.drafter is not None:
             parts.drafter.forget(plan.released)
-        for new in plan.new:
-            parts.batch.fill(new)
-            parts.state.fill(new)
+        parts.batch.fill(plan.new)
+        parts.state.fill(plan.new)
         parts.batch.write_blocks(plan.blocks)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
@@ -88,84 +124,72 @@ class ModelRunner:
         )
         return parts.model.forward(parts.model.embed(inputs.ids_T), inputs.positions_T, context)
 
-    def _sample(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> ModelRunnerOutput:
-        """Sample one token behind each row's last token, and one behind each of its drafts."""
+    def _sample(self, plan: SchedulerOutput, logits: torch.Tensor, slots: Ints, known: Ints) -> PendingStep:
+        """Sample one token for each row, and leave it in the token table, where the next step finds it."""
         parts = self._parts
+        slots_R, known_R = parts.transfer.send_index(np.stack((slots, known)))
+        rows = SampleRows(slots, slots_R, known, parts.batch.tokens)
+        raw = self._raw(logits, slots)
+        ids = self._sampler.sample(logits, rows)
+        parts.batch.tokens[slots_R, known_R] = ids.int()
+        return self._deliver(plan, ids, self._sampler.logprobs(raw, ids, slots))
+
+    def _deliver(
+        self, plan: SchedulerOutput, ids: torch.Tensor, logprobs: list[TokenLogprobs | None] | None = None
+    ) -> PendingStep:
+        host = self._parts.transfer.fetch(ids.int())
+        by_row = None if logprobs is None else [None if item is None else [item] for item in logprobs]
+
+        def finish() -> ModelRunnerOutput:
+            return ModelRunnerOutput(plan.step_id, SamplerOutput(host.numpy()[:, None], by_row))
+
+        return PendingStep(finish)
+
+    def _sample_with_drafts(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
+        """Sample behind each row's last token and behind each of its drafts, verify, and draft for the next step."""
+        parts = self._parts
+        assert plan.num_drafts is not None
         rows = np.flatnonzero(plan.samples)
-        drafts = plan.num_drafts[rows] if plan.num_drafts is not None else np.zeros(len(rows), dtype=np.int32)
+        drafts = plan.num_drafts[rows]
         owner = np.repeat(np.arange(len(rows)), drafts + 1)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(drafts + 1) - drafts - 1, drafts + 1)
         first = inputs.ends[rows] - 1 - drafts
-        index = torch.from_numpy(first[owner] + within).to(hidden_TE.device)
-        logits = parts.model.logits(hidden_TE.index_select(0, index)).float()
-        slots = plan.slots[rows]
-        known = (plan.starts + plan.counts)[rows] - drafts
-        sample_rows = SampleRows(
-            slots[owner],
-            torch.from_numpy(slots[owner].astype(np.int64)).to(hidden_TE.device),
-            (known[owner] + within).astype(np.int32),
-            parts.batch.tokens,
-        )
-        raw = logits.clone() if (parts.state.logprobs[slots] > -2).any() and parts.state.edits[slots].any() else logits
+        hidden_RE = hidden_TE.index_select(0, parts.transfer.send(first[owner] + within))
+        logits = parts.model.logits(hidden_RE).float()
+        slots, known = plan.slots[rows], (plan.starts + plan.counts)[rows] - drafts
+        lengths = (known[owner] + within).astype(np.int32)
+        sample_rows = SampleRows(slots[owner], parts.transfer.send_index(slots[owner]), lengths, parts.batch.tokens)
+        raw = self._raw(logits, slots)
         ids = self._sampler.sample(logits, sample_rows)
         logprobs = self._sampler.logprobs(raw, ids, slots[owner])
-        tokens = self._verify(plan, rows, drafts, owner, within, ids.cpu().numpy())
-        self._remember(slots, known, tokens)
-        grouped = None if logprobs is None else _group(logprobs, owner, len(rows))
-        next_drafts = self._draft(slots, known + (tokens >= 0).sum(1, dtype=np.int32)) if parts.drafter else None
-        return ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, grouped), next_drafts)
-
-    def _verify(
-        self,
-        plan: SchedulerOutput,
-        rows: npt.NDArray[np.int64],
-        drafts: Ints,
-        owner: npt.NDArray[np.int64],
-        within: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
-    ) -> Ints:
-        """Return [R, 1 + K] tokens: drafts are kept as long as each equals what the target sampled in its place.
-
-        For drafts that are certain (point masses) this keeps the target's distribution exactly: a draft d is kept
-        with probability p(d), and otherwise the
-        token that comes out follows p restricted to the others.
-        """
-        width = 1 + (self._parts.num_drafts if plan.drafts is not None else 0)
-        tokens = np.full((len(rows), width), -1, dtype=np.int32)
-        tokens[owner, within] = ids
-        if width == 1 or plan.drafts is None:
-            return tokens
-        place = np.arange(width - 1)
-        equal = (tokens[:, :-1] == plan.drafts[rows][:, : width - 1]) & (place < drafts[:, None])
-        accepted = np.cumprod(equal, axis=1).sum(axis=1)
-        tokens[np.arange(width) > accepted[:, None]] = -1
-        if self._parts.drafter is not None:
-            self._parts.drafter.observe(DraftOutcome(plan.slots[rows], accepted))
-        return tokens
-
-    def _remember(self, slots: Ints, known: Ints, tokens: Ints) -> None:
-        """Write sampled tokens into the token table, where the next step finds them."""
+        tokens, accepted = verify(plan, rows, drafts, owner, within, ids.cpu().numpy())
         row, place = np.nonzero(tokens >= 0)
-        table = self._parts.batch.tokens
-        at = (torch.from_numpy((x).astype(np.int64)).to(table.device) for x in (slots[row], known[row] + place))
-        table[tuple(at)] = torch.from_numpy(tokens[row, place]).to(table.device)
+        parts.batch.write_tokens(slots[row], known[row] + place, tokens[row, place])
+        grouped = None if logprobs is None else _group(logprobs, owner, len(rows))
+        output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, grouped))
+        if parts.drafter is not None:
+            parts.drafter.observe(DraftOutcome(slots, accepted))
+            output.next_drafts = propose(
+                parts.drafter,
+                slots,
+                known + (tokens >= 0).sum(1, dtype=np.int32),
+                parts.batch.tokens.cpu().numpy(),
+                width=parts.num_drafts,
+                max_length=parts.max_length,
+                vocab_size=parts.vocab_size,
+            )
+        return PendingStep(lambda: output)
 
-    def _draft(self, slots: Ints, lengths: Ints) -> Ints | None:
-        parts = self._parts
-        assert parts.drafter is not None
-        limits = np.clip(parts.max_length - lengths, 0, parts.num_drafts)
-        batch = DraftBatch(slots, parts.batch.tokens.cpu().numpy(), lengths, limits)
-        ids = np.asarray(parts.drafter.propose(batch).ids, dtype=np.int32)
-        return _clean_drafts(ids, limits, parts.num_drafts, parts.vocab_size)
+    def _raw(self, logits: torch.Tensor, slots: Ints) -> torch.Tensor:
+        """Return logits that edits will not touch, copied only when both edits and log probabilities are wanted."""
+        state = self._parts.state
+        wanted = bool((state.logprobs[slots] > -2).any() and state.edits[slots].any())
+        return logits.clone() if wanted else logits
 
 
-def _clean_drafts(ids: Ints, limits: npt.NDArray[Any], width: int, vocab_size: int) -> Ints:
-    """Return [R, width] drafts cut at the first illegal id and at each row's limit."""
-    drafts = np.full((len(ids), width), -1, dtype=np.int32)
-    drafts[:, : ids.shape[1]] = ids[:, :width]
-    legal = (drafts >= 0) & (drafts < vocab_size) & (np.arange(width) < limits[:, None])
-    drafts[np.cumprod(legal, axis=1) == 0] = -1
-    return drafts
+def _nothing_sampled(plan: SchedulerOutput) -> PendingStep:
+    output = ModelRunnerOutput(plan.step_id, SamplerOutput(np.empty((0, 1), dtype=np.int32)))
+    return PendingStep(lambda: output)
 
 
 def _group(
@@ -175,7 +199,5 @@ def _group(
     grouped: list[list[TokenLogprobs] | None] = [None] * rows
     for row, item in zip(owner.tolist(), logprobs, strict=True):
         if item is not None:
-            bucket = grouped[row] or []
-            bucket.append(item)
-            grouped[row] = bucket
+            grouped[row] = [*(grouped[row] or []), item]
     return grouped

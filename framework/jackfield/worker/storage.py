@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+import numpy as np
 import torch
 
 from jackfield.interfaces import CacheSpec, Plane
@@ -33,7 +34,7 @@ def allocate_cache(plan: CachePlan, device: torch.device) -> dict[int, Planes]:
             layers.update((layer, planes) for layer, _ in holders)
         else:
             size = max(spec.page_bytes(plan.block_size) for _, spec in holders)
-            raw = torch.zeros((plan.num_blocks, _aligned(size)), dtype=torch.uint8, device=device)
+            raw = _zeros((plan.num_blocks, _aligned(size)), "uint8", device)
             layers.update((layer, _carve(raw, spec, plan.block_size)) for layer, spec in holders)
     return layers
 
@@ -41,7 +42,7 @@ def allocate_cache(plan: CachePlan, device: torch.device) -> dict[int, Planes]:
 def _plane(plane: Plane, plan: CachePlan, device: torch.device) -> torch.Tensor:
     shape = (plan.num_blocks, *plane.page_shape(plan.block_size))
     order = plane.order or tuple(range(len(shape)))
-    stored = torch.zeros([shape[i] for i in order], dtype=getattr(torch, plane.dtype), device=device)
+    stored = _zeros(tuple(shape[i] for i in order), plane.dtype, device)
     return stored.permute([order.index(i) for i in range(len(shape))])
 
 
@@ -54,6 +55,15 @@ def _carve(raw: torch.Tensor, spec: CacheSpec, block_size: int) -> Planes:
         views[plane.name] = part.view(len(raw), *shape)
         offset += size
     return views
+
+
+def _zeros(shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Tensor:
+    """Return zeros; on the host from the system's untouched pages, which cost nothing until they are used."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=kind, device=device)
+    raw = torch.from_numpy(np.zeros(prod(shape) * kind.itemsize, dtype=np.uint8))
+    return raw.view(kind).view(shape)
 
 
 def _aligned(size: int, to: int = 16) -> int:

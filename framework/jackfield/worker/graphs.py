@@ -1,0 +1,105 @@
+"""DecodeGraphs: whole decode steps as recorded graphs: input preparation, model, greedy sampling, token write.
+
+A step with one new token for each sequence needs only two small arrays of the host: slots and positions. Everything
+else is computed on the device, so a step is one transfer and one replay. Batches are padded up to the next recorded
+size with rows of the padding slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from jackfield.interfaces import GraphApi
+from jackfield.protocol import SchedulerOutput
+from jackfield.worker.input_batch import InputBatch, StepInputs
+from jackfield.worker.transfer import Transfer
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+WARMUPS = 2
+"""Runs before recording: kernels are compiled and libraries choose their algorithms then."""
+
+Forward = Callable[[StepInputs], torch.Tensor]
+"""Inputs to logits [B, V]."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One recorded size. ``inputs`` [2, B] are slots and positions; ``logits`` and ``ids`` hold the results of the
+    last replay.
+    """
+
+    graph: Any
+    inputs: torch.Tensor
+    logits: torch.Tensor
+    ids: torch.Tensor
+
+
+class DecodeGraphs:
+    """Recorded decode steps, by batch size.
+
+    Args:
+        api: of the platform. batch: the per-slot tables. forward: model from inputs to logits. transfer: to the device.
+        max_sequences: largest batch.
+    """
+
+    def __init__(
+        self, api: GraphApi, batch: InputBatch, forward: Forward, transfer: Transfer, max_sequences: int
+    ) -> None:
+        self._api, self._batch, self._forward, self._transfer = api, batch, forward, transfer
+        self._pool = api.new_pool()
+        larger = [size for size in SIZES if size < max_sequences]
+        self.sizes = tuple(larger) + (max_sequences,)
+        self._recorded: dict[int, Recorded] = {}
+
+    def record_all(self) -> None:
+        """Record every size, the largest first: the smaller ones then fit into its memory."""
+        for size in sorted(self.sizes, reverse=True):
+            self._recorded[size] = self._record(size)
+
+    def fits(self, plan: SchedulerOutput) -> bool:
+        """Return whether the plan is a plain decode step of a recorded size."""
+        count = len(plan.slots)
+        return (
+            0 < count <= self.sizes[-1]
+            and plan.num_drafts is None
+            and bool((plan.counts == 1).all())
+            and bool(plan.samples.all())
+        )
+
+    def replay(self, plan: SchedulerOutput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the step; returns logits [B, V] and greedy ids [B], valid until the next replay.
+
+        Greedy ids were written into the token table already.
+        """
+        count = len(plan.slots)
+        size = next(size for size in self.sizes if size >= count)
+        recorded = self._recorded[size]
+        host = np.zeros((2, size), dtype=np.int64)
+        host[0] = self._batch.padding_slot
+        host[0, :count], host[1, :count] = plan.slots, plan.starts
+        recorded.inputs.copy_(self._transfer.send(host), non_blocking=True)
+        self._api.replay(recorded.graph)
+        return recorded.logits[:count], recorded.ids[:count]
+
+    def _record(self, size: int) -> Recorded:
+        device = self._transfer.device
+        inputs = torch.zeros((2, size), dtype=torch.int64, device=device)
+        inputs[0] = self._batch.padding_slot
+        results: dict[str, torch.Tensor] = {}
+
+        def work() -> None:
+            prepared = self._batch.prepare_decode(inputs[0], inputs[1])
+            logits = self._forward(prepared)
+            ids = logits.argmax(-1)
+            self._batch.tokens[inputs[0], inputs[1] + 1] = ids.int()
+            results["logits"], results["ids"] = logits, ids
+
+        for _ in range(WARMUPS):
+            work()
+        graph = self._api.capture(work, self._pool)
+        return Recorded(graph, inputs, results["logits"], results["ids"])
