@@ -140,13 +140,6 @@ class InputProcessor:
             raise _too_long(f"{len(ids)} tokens", self._limits.max_model_len)
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.prompt_logprobs is not None:
-            raise RequestError(
-                "log probabilities of the prompt are not supported yet",
-                field="sampling_params.prompt_logprobs",
-                value=params.prompt_logprobs,
-                remedy="leave prompt_logprobs out",
-            )
         if self._tokenizer is None and (params.stop or params.bad_words):
             raise RequestError(
                 "stop strings and bad words need a tokenizer",

@@ -40,6 +40,7 @@ class RequestState:
     completions: list[CompletionState]
     metrics: RequestMetrics
     cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -118,6 +119,8 @@ class OutputProcessor:
         if event.token_ids:
             state.metrics.first_token = state.metrics.first_token or now
             state.metrics.last_token = now
+        if state.params.prompt_logprobs is not None and state.prompt_logprobs is None and event.token_ids:
+            state.prompt_logprobs = [None, *(self._logprobs(entry) for entry in event.prompt_logprobs or ())]
         state.cached_tokens = max(state.cached_tokens, event.cached_tokens)
         for place, token in enumerate(event.token_ids):
             completion.token_ids.append(token)
@@ -173,6 +176,7 @@ class OutputProcessor:
             state.finished,
             state.metrics,
             state.cached_tokens,
+            state.prompt_logprobs,
         )
 
 

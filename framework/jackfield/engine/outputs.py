@@ -54,7 +54,9 @@ class RequestOutput:
     Args:
         request_id: as given or made up. prompt: text, or None when ids were given. num_cached_tokens: prompt tokens
             found in
-            the prefix cache, known when the request has ended.
+            the prefix cache, known when the request has ended. prompt_logprobs: one map for each prompt token, None
+            for the
+            first; set when they were asked for.
     """
 
     request_id: str
@@ -64,3 +66,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -71,7 +71,9 @@ class CoreEvent(msgspec.Struct):
     Args:
         request_id: whose. token_ids: new tokens, in order. finish: why it ended, or None. stop_reason: the stop token
             id, or None.
-        logprobs: one entry per new token, or None. cached_tokens: prompt tokens found in the prefix cache. error:
+        logprobs: one entry per new token, or None. prompt_logprobs: one
+            entry for each prompt token but the first, with the first output token. cached_tokens: prompt tokens found
+            in the prefix cache. error:
             text of an error that ended it.
     """
 
@@ -80,6 +82,7 @@ class CoreEvent(msgspec.Struct):
     finish: FinishReason | None = None
     stop_reason: int | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     error: str = ""
 

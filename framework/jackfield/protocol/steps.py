@@ -39,6 +39,7 @@ class NewSequence:
     seed: int
     adapter: str = ""
     bad_words: Sequence[list[int]] = ()
+    prompt_scored: bool = False
 
 
 @dataclass(slots=True)
@@ -91,8 +92,11 @@ class SamplerOutput:
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None."""
+    """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None.
+    ``prompt_logprobs`` are scores of prompt tokens by slot, in order over the steps of a prompt.
+    """
 
     step_id: int
     sampled: SamplerOutput
     next_drafts: IntArray | None = None
+    prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None

@@ -20,6 +20,7 @@ import torch
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling.candidates import largest
 from jackfield.sampling.edits import edit_row
+from jackfield.sampling.logprobs import token_logprobs
 from jackfield.sampling.random import uniform
 from jackfield.sampling.state import SamplingState
 
@@ -73,18 +74,10 @@ class Sampler:
         if not len(asking):
             return None
         index = torch.from_numpy(asking).to(logits_RV.device)
-        values = logits_RV[index].float().log_softmax(-1)
-        chosen = ids_R[index].unsqueeze(-1)
-        chosen_values = values.gather(1, chosen)
-        ranks = (values > chosen_values).sum(-1) + 1
-        counts = np.where(wanted[asking] < 0, values.shape[1], np.minimum(wanted[asking], values.shape[1]))
-        top_values, top_ids = values.topk(int(counts.max()), dim=-1)
-        ids = torch.cat((chosen, top_ids), -1).tolist()
-        numbers = torch.cat((chosen_values, top_values), -1).tolist()
+        entries = token_logprobs(logits_RV[index], ids_R[index], wanted[asking])
         out: list[TokenLogprobs | None] = [None] * len(slots)
-        for at, row in enumerate(asking.tolist()):
-            keep = int(counts[at]) + 1
-            out[row] = TokenLogprobs(ids[at][:keep], numbers[at][:keep], int(ranks[at]))
+        for row, entry in zip(asking.tolist(), entries, strict=True):
+            out[row] = entry
         return out
 
     def _edit(self, logits_RV: torch.Tensor, rows: SampleRows) -> torch.Tensor:

@@ -55,6 +55,7 @@ class SamplingState:
         self.greedy = np.ones(slots, dtype=np.bool_)
         self.edits = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, -2, dtype=np.int64)
+        self.prompt_logprobs = np.full(slots, -2, dtype=np.int64)
 
     def fill(self, new: Sequence[NewSequence]) -> None:
         """Take sequences' parameters into their slots."""
@@ -88,6 +89,8 @@ class SamplingState:
         self.host_seeds[slot] = new.seed
         self.greedy[slot] = params.is_greedy
         self.logprobs[slot] = -2 if params.logprobs is None else params.logprobs
+        wanted = None if new.prompt_scored else params.prompt_logprobs
+        self.prompt_logprobs[slot] = -2 if wanted is None else wanted
         extras = SlotExtras(params, new.prompt_length, list(new.eos_token_ids), list(new.bad_words))
         self.extras[slot] = extras
         self.edits[slot] = _edits_logits(extras)
@@ -103,6 +106,7 @@ class SamplingState:
         self.edits[slot] = False
         self.greedy[slot] = True
         self.logprobs[slot] = -2
+        self.prompt_logprobs[slot] = -2
 
 
 def _edits_logits(extras: SlotExtras) -> bool:

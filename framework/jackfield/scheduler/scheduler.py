@@ -29,6 +29,7 @@ from jackfield.protocol import (
     NewSequence,
     SchedulerOutput,
 )
+from jackfield.protocol.requests import TokenLogprobs
 from jackfield.scheduler.policy import FcfsPolicy, SchedulingPolicy
 from jackfield.scheduler.table import Sequence, SlotTable
 
@@ -245,7 +246,8 @@ class Scheduler:
         tokens = np.array(sequence.request.prompt_token_ids + sequence.output, dtype=np.int32)
         if self.cache.caching:
             sequence.hasher.extend(tokens)
-        hit = self.cache.find_prefix(sequence.hasher, len(tokens))
+        # A prompt whose log probabilities are wanted must be computed whole: nothing of it is taken from the cache.
+        hit = self.cache.find_prefix(sequence.hasher, 1 if sequence.wants_scores else len(tokens))
         count = self._cap(len(tokens) - hit.tokens, draft.budget)
         # Reserving room for all that is known (and one more) keeps a newcomer from pushing out those that run.
         if count <= 0 or not self.cache.can_admit(hit, len(tokens) + 1):
@@ -258,6 +260,8 @@ class Scheduler:
         self._table.computed[slot] = hit.tokens
         if sequence.cached < 0:
             sequence.cached = hit.tokens
+        if sequence.wants_scores:
+            sequence.scores = []
         self.cache.admit(slot, hit)
         added = self.cache.grow(slot, hit.tokens + count)
         assert added is not None, "admission was reserved"
@@ -278,6 +282,7 @@ class Scheduler:
             seed=request.seed,
             adapter=request.adapter,
             bad_words=request.bad_words,
+            prompt_scored=not sequence.wants_scores,
         )
 
     def _finish_plan(self, draft: _Draft) -> SchedulerOutput:
@@ -319,8 +324,11 @@ class Scheduler:
         rows = plan.slots[plan.samples]
         tokens = np.asarray(result.sampled.token_ids, dtype=np.int32)
         events, self._pending_events = self._pending_events, []
+        scores = self._take_scores(result)
         if len(rows):
             events += self._account(plan, rows, tokens, result)
+        for event in events if scores else ():
+            event.prompt_logprobs = scores.get(event.request_id)
         self._publish(plan.slots[table.alive[plan.slots]])
         self._free_retired()
         return EngineCoreOutput(events, self.num_running, self.num_waiting, self.cache.pool.num_free)
@@ -349,6 +357,17 @@ class Scheduler:
             for row in np.flatnonzero(alive).tolist():
                 events.append(self._account_row(int(rows[row]), tokens[row], logprobs[row] if logprobs else None))
         return events
+
+    def _take_scores(self, result: ModelRunnerOutput) -> dict[str, list[TokenLogprobs]]:
+        """Collect scores of prompt tokens; returns those of prompts that are complete, by request."""
+        complete = {}
+        for slot, scores in (result.prompt_logprobs or {}).items():
+            if self._table.alive[slot]:
+                sequence = self._sequence(slot)
+                sequence.scores += scores
+                if not sequence.wants_scores:
+                    complete[sequence.request.request_id] = sequence.scores
+        return complete
 
     def _account_row(self, slot: int, tokens: Ints, logprobs: list[Any] | None) -> CoreEvent:
         """Take several tokens of one sequence, up to the first that ends it."""

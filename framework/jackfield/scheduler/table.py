@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from jackfield.kv_cache import BlockHasher
 from jackfield.protocol import EngineCoreRequest
+from jackfield.protocol.requests import TokenLogprobs
 
 Ints = npt.NDArray[np.int32]
 
@@ -30,6 +31,7 @@ class Sequence:
         request: as it came in. key: of the policy. hasher: of its blocks. output: tokens generated before a
             preemption. slot: while it runs, else -1.
         cached: prompt tokens found in the prefix cache at first admission. preemptions: how often it lost its slot.
+        scores: log probabilities of prompt tokens, as far as they are known.
     """
 
     request: EngineCoreRequest
@@ -40,6 +42,13 @@ class Sequence:
     cached: int = -1
     preemptions: int = 0
     aborted: bool = False
+    scores: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log probabilities of prompt tokens are wanted and not all known."""
+        wanted = self.request.sampling_params.prompt_logprobs is not None
+        return wanted and len(self.scores) < len(self.request.prompt_token_ids) - 1
 
     @property
     def num_tokens(self) -> int:

@@ -22,6 +22,7 @@ from jackfield.worker.context import StepContext
 from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch, StepInputs
 from jackfield.worker.pending import PendingStep
+from jackfield.worker.prompt_logprobs import score_prompts
 from jackfield.worker.speculation import propose, verify
 from jackfield.worker.transfer import Transfer
 
@@ -95,6 +96,13 @@ class ModelRunner:
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
         hidden_TE = self._forward(inputs)
+        scores = score_prompts(plan, hidden_TE, inputs.ends, parts.batch.tokens, parts.state, parts.model.logits)
+        pending = self._sample_any(plan, inputs, hidden_TE)
+        pending.prompt_logprobs = scores
+        return pending
+
+    def _sample_any(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
+        parts = self._parts
         if not plan.samples.any():
             return _nothing_sampled(plan)
         if plan.num_drafts is not None:

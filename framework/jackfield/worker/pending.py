@@ -8,6 +8,7 @@ from typing import Any
 
 from jackfield.interfaces import StreamApi
 from jackfield.protocol import ModelRunnerOutput
+from jackfield.protocol.requests import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -22,9 +23,12 @@ class PendingStep:
     finish: Callable[[], ModelRunnerOutput]
     event: Any = None
     stream_api: StreamApi | None = None
+    prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its result."""
         if self.stream_api is not None:
             self.stream_api.synchronize(self.event)
-        return self.finish()
+        output = self.finish()
+        output.prompt_logprobs = self.prompt_logprobs
+        return output
