@@ -56,6 +56,11 @@ class InputProcessor:
         self._limits = limits
         self._arrivals = itertools.count()
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The model's end-of-sequence ids."""
+        return frozenset(self._limits.eos_token_ids)
+
     def prompt(self, prompt: Prompt) -> ProcessedPrompt:
         """Return a prompt's token ids.
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from jackfield.config import EngineConfig
+from jackfield.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from jackfield.engine.core import EngineCore
 from jackfield.engine.input_processor import Prompt
 from jackfield.engine.output_processor import OutputProcessor
@@ -66,6 +67,8 @@ class LLM:
         self._outputs = OutputProcessor(self._prepared.tokenizer)
         self._hooks = self._prepared.hooks
         self._ids = itertools.count()
+        self._enqueued: list[str] = []
+        self._done: dict[str, RequestOutput] = {}
         self._hooks.emit("engine_started", engine=self)
 
     @property
@@ -160,6 +163,47 @@ class LLM:
         prompts = [{"prompt_token_ids": self._render(m, add_generation_prompt, tools, extra)} for m in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """Return the best sequences of each prompt, best first.
+
+        Raises:
+            RequestError: a prompt or a parameter is wrong.
+        """
+        ids = [self._inputs.prompt(p).ids for p in _as_batch(prompts)]
+
+        def generate(batch: list[list[int]], one_token: SamplingParams) -> list[RequestOutput]:
+            return self.generate([{"prompt_token_ids": tokens} for tokens in batch], one_token)
+
+        found = beam_search(ids, params, self._inputs.end_ids, self.max_model_len, generate)
+        if self._prepared.tokenizer is not None:
+            for prompt, output in zip(ids, found, strict=True):
+                for sequence in output.sequences:
+                    sequence.text = self._prepared.tokenizer.decode(sequence.tokens[len(prompt) :])
+        return found
+
+    def enqueue(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0) -> str:
+        """Queue one request and return its id; :meth:`wait_for_completion` runs and returns what was queued.
+
+        Raises:
+            RequestError: the prompt or a parameter is wrong.
+        """
+        params = sampling_params or self.default_sampling_params()
+        params = msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY)
+        request_id = str(next(self._ids))
+        processed = self._inputs.prompt(prompt)
+        self._submit(request_id, processed.text, self._inputs.requests(request_id, processed, params, priority))
+        self._enqueued.append(request_id)
+        return request_id
+
+    def wait_for_completion(self, use_tqdm: bool | Callable[..., Any] = False) -> list[RequestOutput]:
+        """Return the outputs of all enqueued requests, in the order in which they were enqueued."""
+        request_ids, self._enqueued = self._enqueued, []
+        return self._collect(request_ids, use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; returns False, and does nothing, while requests run."""
+        return self._core.scheduler.cache.pool.reset_prefixes()
+
     def stream(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
@@ -172,8 +216,14 @@ class LLM:
         processed = self._inputs.prompt(prompt)  # type: ignore[arg-type]  # messages were rendered above
         self._submit(request_id, processed.text, self._inputs.requests(request_id, processed, params))
         try:
-            while self._core.has_work():
-                yield from (output for output in self._step() if output.request_id == request_id)
+            finished = False
+            while not finished:
+                for output in self._step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        yield output
+                    elif output.finished:
+                        self._done[output.request_id] = output
         finally:
             self.abort(request_id)
 
@@ -210,16 +260,19 @@ class LLM:
         return outputs
 
     def _collect(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        done: dict[str, RequestOutput] = {}
-        bar = _bar(use_tqdm, len(request_ids))
-        while self._core.has_work():
+        """Step until these requests are over. Others that end meanwhile are kept for those who wait for them."""
+        missing = {request_id for request_id in request_ids if request_id not in self._done}
+        bar = _bar(use_tqdm, len(missing))
+        while missing:
             for output in self._step():
-                done[output.request_id] = output
-                if bar is not None:
-                    bar.update(1)
+                if output.finished:
+                    self._done[output.request_id] = output
+                    if bar is not None and output.request_id in missing:
+                        bar.update(1)
+                    missing.discard(output.request_id)
         if bar is not None:
             bar.close()
-        return [done[request_id] for request_id in request_ids]
+        return [self._done.pop(request_id) for request_id in request_ids]
 
     def _per_prompt(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:

@@ -41,7 +41,7 @@ class Linear(SchemeWeight):
         for part, size in zip(self.info.shards, self.info.local_output_sizes, strict=True):
             if part.name == shard:
                 if self.info.parallel is Parallel.COLUMN:
-                    tensor = tensor[slice(*part.slice(self.info.rank))]
+                    tensor = self._part(tensor, 0, part.size, *part.slice(self.info.rank), "bias")
                 self._copy(bias[start : start + size], tensor, "bias")
                 self._filled("bias", shard)
             start += size

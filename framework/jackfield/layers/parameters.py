@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from jackfield.errors import CheckpointError
-from jackfield.interfaces import LayerInfo, LinearScheme, Parallel, ParameterSpec, even_slice
+from jackfield.interfaces import LayerInfo, LinearScheme, OutputShard, Parallel, ParameterSpec, even_slice
 
 
 class LoadableModule(nn.Module):
@@ -46,14 +46,23 @@ class LoadableModule(nn.Module):
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, what: str) -> None:
         if target.shape != source.shape:
-            raise CheckpointError(
-                f"the shape of a checkpoint tensor does not fit {self.path}.{what}",
-                field=f"{self.path}.{what}",
-                value=tuple(source.shape),
-                remedy=f"expected {tuple(target.shape)}; is the checkpoint of another size than its config says?",
-            )
+            raise self._misfit(what, tuple(source.shape), str(tuple(target.shape)))
         with torch.no_grad():
             target.copy_(source)
+
+    def _misfit(self, what: str, found: tuple[int, ...], expected: str) -> CheckpointError:
+        return CheckpointError(
+            f"the shape of a checkpoint tensor does not fit {self.path}.{what}",
+            field=f"{self.path}.{what}",
+            value=found,
+            remedy=f"expected {expected}; is the checkpoint of another size than its config says?",
+        )
+
+    def _part(self, tensor: torch.Tensor, dim: int, whole: int, start: int, stop: int, what: str) -> torch.Tensor:
+        """Return ``[start, stop)`` of a dimension that must be ``whole`` long: a part of a longer one would fit."""
+        if dim >= tensor.dim() or tensor.shape[dim] != whole:
+            raise self._misfit(what, tuple(tensor.shape), f"{whole} along dimension {dim}")
+        return tensor.narrow(dim, start, stop - start)
 
 
 class PlainWeight(LoadableModule):
@@ -118,12 +127,14 @@ class SchemeWeight(LoadableModule):
         """Return this rank's part of a whole checkpoint tensor."""
         info = self.info
         if info.parallel is Parallel.COLUMN and spec.output_dim is not None:
-            start, stop = next(s for s in info.shards if s.name == shard).slice(info.rank)
-            tensor = tensor.narrow(spec.output_dim, start // spec.output_pack, (stop - start) // spec.output_pack)
+            part = self._shard(shard)
+            whole, start, stop = (size // spec.output_pack for size in (part.size, *part.slice(info.rank)))
+            tensor = self._part(tensor, spec.output_dim, whole, start, stop, spec.name)
         if info.parallel is Parallel.ROW and spec.input_dim is not None:
             logical, stored = spec.input_block or (spec.input_pack, 1)
             start, stop = even_slice(info.input_size, info.rank, max(info.input_unit, logical))
-            tensor = tensor.narrow(spec.input_dim, start // logical * stored, (stop - start) // logical * stored)
+            whole, start, stop = (size // logical * stored for size in (info.input_size, start, stop))
+            tensor = self._part(tensor, spec.input_dim, whole, start, stop, spec.name)
         return tensor
 
     def _place(self, spec: ParameterSpec, shard: str) -> torch.Tensor:
@@ -131,15 +142,18 @@ class SchemeWeight(LoadableModule):
         target: torch.Tensor = self.get_parameter(spec.name)
         if spec.shard is not None or spec.output_dim is None or len(self.info.shards) == 1:
             return target
-        start = 0
-        for other, size in zip(self.info.shards, self.info.local_output_sizes, strict=True):
-            if other.name == shard:
-                return target.narrow(spec.output_dim, start // spec.output_pack, size // spec.output_pack)
-            start += size
+        at = self.info.shards.index(self._shard(shard))
+        sizes = self.info.local_output_sizes
+        return target.narrow(spec.output_dim, sum(sizes[:at]) // spec.output_pack, sizes[at] // spec.output_pack)
+
+    def _shard(self, name: str) -> OutputShard:
+        for shard in self.info.shards:
+            if shard.name == name:
+                return shard
         raise CheckpointError(
-            f"{self.path} has no shard '{shard}'",
+            f"{self.path} has no shard '{name}'",
             field="weight_map",
-            value=shard,
+            value=name,
             remedy=f"its shards are {[s.name for s in self.info.shards]}",
         )
 
