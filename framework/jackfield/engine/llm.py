@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ class LLM:
         self._ids = itertools.count()
         self._enqueued: list[str] = []
         self._done: dict[str, RequestOutput] = {}
+        self._streams: dict[str, deque[RequestOutput] | None] = {}
+        """What open streams have not yielded yet; None for streams that were left before their end."""
         self._hooks.emit("engine_started", engine=self)
 
     @property
@@ -215,17 +218,22 @@ class LLM:
         request_id = str(next(self._ids))
         processed = self._inputs.prompt(prompt)  # type: ignore[arg-type]  # messages were rendered above
         self._submit(request_id, processed.text, self._inputs.requests(request_id, processed, params))
+        box = self._streams[request_id] = deque()
+        finished = False
         try:
-            finished = False
             while not finished:
-                for output in self._step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
-                    elif output.finished:
-                        self._done[output.request_id] = output
+                if not box:
+                    self._advance()
+                while box:
+                    output = box.popleft()
+                    finished = output.finished
+                    yield output
         finally:
             self.abort(request_id)
+            if finished or not self._outputs.core_ids(request_id):
+                del self._streams[request_id]
+            else:
+                self._streams[request_id] = None
 
     def abort(self, request_id: str) -> None:
         """End a request; unknown and finished ones are left alone."""
@@ -259,17 +267,29 @@ class LLM:
                 )
         return outputs
 
+    def _advance(self) -> list[str]:
+        """Step, put outputs where those who wait for them look, and return the requests that ended outside streams."""
+        ended = []
+        for output in self._step():
+            if output.request_id not in self._streams:
+                if output.finished:
+                    self._done[output.request_id] = output
+                    ended.append(output.request_id)
+            elif (box := self._streams[output.request_id]) is not None:
+                box.append(output)
+            elif output.finished:
+                del self._streams[output.request_id]  # the last news of a stream that nobody reads
+        return ended
+
     def _collect(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         """Step until these requests are over. Others that end meanwhile are kept for those who wait for them."""
         missing = {request_id for request_id in request_ids if request_id not in self._done}
         bar = _bar(use_tqdm, len(missing))
         while missing:
-            for output in self._step():
-                if output.finished:
-                    self._done[output.request_id] = output
-                    if bar is not None and output.request_id in missing:
-                        bar.update(1)
-                    missing.discard(output.request_id)
+            for request_id in self._advance():
+                if bar is not None and request_id in missing:
+                    bar.update(1)
+                missing.discard(request_id)
         if bar is not None:
             bar.close()
         return [self._done.pop(request_id) for request_id in request_ids]

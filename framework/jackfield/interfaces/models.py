@@ -238,6 +238,12 @@ class ForwardContext(Protocol):
         """[T] adapter index of each token, or None when no adapter is active."""
         ...
 
+    def attend(
+        self, backend: Any, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], group: str, out_THD: torch.Tensor
+    ) -> None:
+        """Let ``backend`` attend with the metadata of ``group``. In a recorded step this is where recordings break."""
+        ...
+
     def angles(self, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         """Return cosines and sines [T, R] of a rotary embedding; computed once per step."""
         ...

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -90,18 +90,22 @@ class StreamApi(Protocol):
 
 
 class GraphApi(Protocol):
-    """Recording and replaying of device work."""
+    """Recording and replaying of device work. Work must have run once before it is recorded."""
 
-    def capture(self, work: Callable[[], None], pool: Any | None) -> Any:
-        """Record ``work`` into a graph that uses memory ``pool`` (None: a new one) and return it."""
+    def begin(self, pool: Any) -> Any:
+        """Start recording what is queued on the current stream, with memory from ``pool``; returns the graph."""
+        ...
+
+    def end(self, graph: Any) -> None:
+        """Stop recording; the graph can be replayed from now on."""
         ...
 
     def replay(self, graph: Any) -> None:
-        """Run a recorded graph."""
+        """Queue a recorded graph on the current stream."""
         ...
 
     def new_pool(self) -> Any:
-        """Return a memory pool that graphs may share."""
+        """Return a memory pool that graphs may share, as long as they are replayed in the order of their recording."""
         ...
 
 

@@ -63,8 +63,8 @@ def plan_cache(
     size, count = page_bytes(groups, block_size), max(1, len(groups))
     per_sequence = -(-max_model_len // block_size) * count
     if num_blocks is None:
-        affordable = budget_bytes // size if size else per_sequence * max_num_seqs
-        num_blocks = min(affordable, per_sequence * max_num_seqs) + 1
+        useful = per_sequence * max_num_seqs + 1
+        num_blocks = min(budget_bytes // size, useful) if size else useful
     held = max(0, num_blocks - 1) // count * block_size
     if held < max_model_len and (held == 0 or not fit_length):
         lower = f"lower max_model_len to {held} or less, or " if held else ""

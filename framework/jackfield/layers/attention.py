@@ -68,7 +68,7 @@ class Attention(nn.Module):
             self._prepare(qk, angles)
             self.backend.write(qk[:, self.heads :], v_TKV, cache, slots)
         out = torch.empty((tokens, self.heads, self.value_size), dtype=qkv.dtype, device=qkv.device)
-        self.backend.attend(q_THD, cache, ctx.metadata(self.group), out)
+        ctx.attend(self.backend, q_THD, cache, self.group, out)
         return out.flatten(1)
 
     def _prepare(self, qk_TJD: torch.Tensor, angles: torch.Tensor | None) -> None:

@@ -21,7 +21,7 @@ def route(logits_TX: torch.Tensor, config: MoEConfig) -> tuple[torch.Tensor, tor
     scores = logits_TX.float().softmax(-1) if config.scoring == "softmax" else logits_TX.float().sigmoid()
     choice = scores
     if config.num_groups > 1:
-        grouped = scores.unflatten(1, (config.num_groups, -1))
+        grouped = scores.view(len(scores), config.num_groups, scores.shape[1] // config.num_groups)
         best = grouped.amax(-1).argsort(dim=-1, descending=True, stable=True)[:, : config.top_groups]
         keep = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, True)
         choice = scores.masked_fill(~keep.repeat_interleave(grouped.shape[-1], dim=-1), float("-inf"))

@@ -112,7 +112,8 @@ def _cache_reasons(plugin: Any, request: Any) -> list[Reason]:
     """Reject a backend that has no layout, or none for the block size that the user set."""
     specs = plugin.cache_specs(request)
     if not specs:
-        return [Reason("no_cache_layout", "cache_dtype", f"no layout for a cache of {request.cache_dtype}")]
+        remedy = "leave cache.cache_dtype out"
+        return [Reason("no_cache_layout", "cache_dtype", f"no layout for a cache of {request.cache_dtype}", remedy)]
     if request.block_size is None or any(_allows(spec, request.block_size) for spec in specs):
         return []
     remedy = f"leave cache.block_size out, or use a size that {plugin.name} takes"

@@ -90,6 +90,7 @@ class Scheduler:
         self._leaving: list[tuple[int, int]] = []
         self._step = 0
         self._retired = -1
+        self._last_work = -1
         self._tickets = 0
         self._pending_events: list[CoreEvent] = []
 
@@ -204,8 +205,8 @@ class Scheduler:
             if added is not None:
                 self._note_blocks(draft, slot, first, added)
                 return True
-            if self.steps_in_flight:
-                return False  # what is leaving or in flight is freed soon; preempting now could touch it
+            if self._last_work > self._retired:
+                return False  # what is leaving or in flight is freed soon; empty steps in flight free nothing
             victim = self._victim(draft)
             self._preempt(victim)
             if victim == slot:
@@ -311,6 +312,8 @@ class Scheduler:
         table.known[slots[samples]] += 1
         table.last_step[slots] = self._step
         self._released = []
+        if len(slots):
+            self._last_work = self._step
         self._step += 1
         return plan
 
@@ -401,6 +404,7 @@ class Scheduler:
         else:
             event.finish = FinishReason.LENGTH
         event.cached_tokens = max(0, self._sequence(slot).cached)
+        self._publish(np.array([slot], dtype=np.int32))
         del self._sequences[request.request_id]
         self._leave(slot)
 
@@ -411,9 +415,10 @@ class Scheduler:
         self._table.known[slots] += accepted[alive]
 
     def _take_drafts(self, rows: Ints, alive: npt.NDArray[np.bool_], drafts: Ints | None) -> None:
-        if drafts is None:
-            return
         slots = rows[alive]
+        if drafts is None:
+            self._table.num_drafts[slots] = 0
+            return
         width = drafts.shape[1]
         self._table.drafts[slots, :width] = drafts[alive]
         counts = (drafts[alive] >= 0).sum(axis=1)

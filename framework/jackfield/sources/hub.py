@@ -73,9 +73,9 @@ def _snapshot(spec: str, progress: Progress | None, *, local: bool) -> Path:
 
 def _bar_class(name: str, progress: Progress | None) -> Any:
     """Return a progress bar class for the hub's client that draws nothing and reports bytes."""
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    from tqdm.auto import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             self._in_bytes = kwargs.get("unit") == "B"

@@ -1,4 +1,6 @@
-"""DecodeGraphs: whole decode steps as recorded graphs: input preparation, model, greedy sampling, token write.
+"""Recorded steps.
+
+DecodeGraphs: whole decode steps as one graph: input preparation, model, greedy sampling, token write.
 
 A step with one new token for each sequence needs only two small arrays of the host: slots and positions. Everything
 else is computed on the device, so a step is one transfer and one replay. Batches are padded up to the next recorded
@@ -101,5 +103,7 @@ class DecodeGraphs:
 
         for _ in range(WARMUPS):
             work()
-        graph = self._api.capture(work, self._pool)
+        graph = self._api.begin(self._pool)
+        work()
+        self._api.end(graph)
         return Recorded(graph, inputs, results["logits"], results["ids"])

@@ -22,6 +22,7 @@ from jackfield.worker.context import StepContext
 from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch, StepInputs
 from jackfield.worker.pending import PendingStep
+from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.prompt_logprobs import score_prompts
 from jackfield.worker.speculation import propose, verify
 from jackfield.worker.transfer import Transfer
@@ -36,7 +37,7 @@ class RunnerParts:
     Args:
         model: built and loaded. batch: per-slot tables. caches: planes by layer. builders: metadata builders by
             attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
-        stream_api: None where work is synchronous. graphs: None where steps are not recorded.
+        stream_api: None where work is synchronous. graphs, pieces: recorded steps, or None.
         drafter: or None. num_drafts: K. vocab_size: drafts outside are dropped. max_length: of a sequence.
     """
 
@@ -48,6 +49,7 @@ class RunnerParts:
     transfer: Transfer
     stream_api: StreamApi | None = None
     graphs: DecodeGraphs | None = None
+    pieces: PiecewiseGraphs | None = None
     drafter: Drafter | None = None
     num_drafts: int = 0
     vocab_size: int = 0
@@ -72,12 +74,13 @@ class ModelRunner:
         return pending
 
     @torch.inference_mode()
-    def record_graphs(self, graphs: DecodeGraphs) -> None:
-        """Record decode steps and use them from now on."""
+    def record(self, graphs: DecodeGraphs, pieces: PiecewiseGraphs) -> None:
+        """Record steps and use the recordings from now on."""
         api = self._parts.stream_api
         with api.use(self._stream) if api else nullcontext():
+            pieces.record_all()
             graphs.record_all()
-        self._parts.graphs = graphs
+        self._parts.graphs, self._parts.pieces = graphs, pieces
 
     def forward_logits(self, inputs: StepInputs) -> torch.Tensor:
         """Return logits [T, V] in float32 of every token of a step."""
@@ -95,7 +98,7 @@ class ModelRunner:
             return self._sample(plan, logits, plan.slots, plan.starts + 1)
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
-        hidden_TE = self._forward(inputs)
+        hidden_TE = self._forward(inputs, replay=True)
         scores = score_prompts(plan, hidden_TE, inputs.ends, parts.batch.tokens, parts.state, parts.model.logits)
         pending = self._sample_any(plan, inputs, hidden_TE)
         pending.prompt_logprobs = scores
@@ -122,14 +125,14 @@ class ModelRunner:
         parts.state.fill(plan.new)
         parts.batch.write_blocks(plan.blocks)
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, *, replay: bool = False) -> torch.Tensor:
+        """Return final hidden states [T, E]; with ``replay`` by a recording where one fits."""
         parts = self._parts
         steps = dict(zip(parts.builders, inputs.steps, strict=True))
-        context = StepContext(
-            parts.caches,
-            {name: parts.builders[name].build(step) for name, step in steps.items()},
-            {name: step.slots for name, step in steps.items()},
-        )
+        metadata = {name: parts.builders[name].build(step) for name, step in steps.items()}
+        if replay and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
+            return parts.pieces.replay(inputs, metadata)
+        context = StepContext(parts.caches, metadata, {name: step.slots for name, step in steps.items()})
         return parts.model.forward(parts.model.embed(inputs.ids_T), inputs.positions_T, context)
 
     def _sample(self, plan: SchedulerOutput, logits: torch.Tensor, slots: Ints, known: Ints) -> PendingStep:

@@ -16,8 +16,10 @@ from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch
 from jackfield.worker.model_runner import ModelRunner, RunnerParts
 from jackfield.worker.pending import PendingStep
+from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.storage import allocate_cache
 from jackfield.worker.transfer import Transfer
+from jackfield.worker.warmup import warm_up
 
 
 class Worker:
@@ -51,7 +53,15 @@ class Worker:
             max_length=plan.max_model_len,
         )
         self._runner = ModelRunner(parts)
-        self._record_graphs(batch, transfer)
+        if spec.platform.asynchronous:
+            self._record_steps(parts)
+            warm_up(
+                self._runner,
+                block_size=spec.block_size,
+                groups=len(plan.groups),
+                num_blocks=plan.num_blocks,
+                max_length=plan.max_model_len,
+            )
         self.model = model
         return plan
 
@@ -83,17 +93,20 @@ class Worker:
         )
         return spec.drafter.build(env)
 
-    def _record_graphs(self, batch: InputBatch, transfer: Transfer) -> None:
-        """Record decode steps where the platform has graphs and every backend can be part of one."""
+    def _record_steps(self, parts: RunnerParts) -> None:
+        """Record steps where the platform has graphs and every backend can be part of one."""
         spec, api = self.spec, self._platform.graph_api()
         able = all(
             choice.backend.graph_support >= GraphSupport.DECODE and choice.backend.host_lengths is not HostLengths.EXACT
             for choice in spec.attention
         )
-        if api is None or not able or spec.num_drafts:
+        if api is None or not able:
             return
-        graphs = DecodeGraphs(api, batch, self._runner.forward_logits, transfer, spec.max_num_seqs)
-        self._runner.record_graphs(graphs)
+        graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, spec.max_num_seqs)
+        pieces = PiecewiseGraphs(
+            api, parts.model, parts.caches, tuple(parts.builders), spec.max_num_batched_tokens, self._platform.device
+        )
+        self._runner.record(graphs, pieces)
 
     def _plan_cache(self) -> CachePlan:
         spec = self.spec

@@ -17,6 +17,7 @@ from jackfield.interfaces import (
     MetadataBuilder,
     Plane,
     Preference,
+    Reason,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class TorchSdpaBackend(AttentionBackend):
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16", "float64"})
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
     host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
+
+    @classmethod
+    def check(cls, request: AttentionRequest) -> Sequence[Reason]:
+        """See Plugin: the cache is read as it is stored, so that its type must be the computation's."""
+        if request.cache_dtype in ("", request.dtype):
+            return ()
+        detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
+        return (Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"),)
 
     @classmethod
     def preference(cls, request: AttentionRequest) -> Preference:

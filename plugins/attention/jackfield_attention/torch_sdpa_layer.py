@@ -29,14 +29,18 @@ ROW_LIMIT = 8
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of all short queries: tokens [R] their places in the step, owners [C] the row of each block, pages [C],
-    bias_CP.
+    """Rows of all short queries: tokens [R] their places in the step, owners [C] the row of each block, pages [C].
+
+    hidden_CP says which cells of the blocks a row must not see; hidden_blocks and hidden_places list the same cells.
+    What they hold is somebody else's, or was never written: it may be NaN, which no weight of zero takes away.
     """
 
     tokens: torch.Tensor
     owners: torch.Tensor
     pages: torch.Tensor
-    bias_CP: torch.Tensor
+    hidden_CP: torch.Tensor
+    hidden_blocks: torch.Tensor
+    hidden_places: torch.Tensor
     count: int
 
 
@@ -69,7 +73,6 @@ class SdpaMetadataBuilder:
     def __init__(self, env: AttentionEnv) -> None:
         self._block = env.block_size
         self._window = env.request.window
-        self._dtype = getattr(torch, env.request.dtype)
         self._device = env.device
 
     def allocate(self, limits: StepLimits) -> None:
@@ -92,7 +95,7 @@ class SdpaMetadataBuilder:
         short = np.flatnonzero(counts <= ROW_LIMIT)
         rows = self._rows(step, short, starts, counts, lengths) if len(short) else None
         long = [
-            self._long(step, b, int(starts[b]), int(starts[b + 1]), int(lengths[b]))
+            self._long(step, int(b), int(starts[b]), int(starts[b + 1]), int(lengths[b]))
             for b in np.flatnonzero(counts > ROW_LIMIT)
         ]
         return SdpaMetadata(rows, long)
@@ -117,10 +120,11 @@ class SdpaMetadataBuilder:
         index = first_block[owners] + _ranges(blocks)
         position = index[:, None] * block + np.arange(block)
         hidden = (position >= seen[owners, None]) | (position < first_seen[owners, None])
-        bias_CP = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        bias_CP.masked_fill_(self._tensor(hidden), float("-inf"))
         pages = step.block_table[self._tensor(sequence[owners]), self._tensor(index)]
-        return Rows(self._tensor(tokens), self._tensor(owners), pages, bias_CP, len(seen))
+        in_blocks, places = (self._tensor(part) for part in np.nonzero(hidden))
+        return Rows(
+            self._tensor(tokens), self._tensor(owners), pages, self._tensor(hidden), in_blocks, places, len(seen)
+        )
 
     def _long(self, step: AttentionStep, sequence: int, start: int, stop: int, length: int) -> Long:
         block, count = self._block, stop - start
@@ -178,12 +182,13 @@ class SdpaLayer:
     ) -> None:
         k_CKPD = cache["k"].index_select(0, rows.pages)
         v_CKPV = cache["v"].index_select(0, rows.pages)
+        v_CKPV[rows.hidden_blocks, :, rows.hidden_places] = 0
         heads = k_CKPD.shape[1]
         q_RKGD = (q_RHD * self._scale).view(len(q_RHD), heads, -1, q_RHD.shape[-1])
         scores_CKGP = q_RKGD.index_select(0, rows.owners) @ k_CKPD.transpose(-1, -2)
         if self._softcap:
             scores_CKGP = torch.tanh(scores_CKGP / self._softcap) * self._softcap
-        scores_CKGP += rows.bias_CP[:, None, None, :]
+        scores_CKGP.masked_fill_(rows.hidden_CP[:, None, None, :], float("-inf"))
         best_CKG = scores_CKGP.amax(-1)
         best_RKG = torch.full(q_RKGD.shape[:3], float("-inf"), dtype=q_RHD.dtype, device=q_RHD.device)
         best_RKG.scatter_reduce_(0, rows.owners.view(-1, 1, 1).expand_as(best_CKG), best_CKG, "amax")
@@ -231,4 +236,5 @@ def _sequence(plane: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Te
 def _ranges(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return ``[0..counts[0]), [0..counts[1]), ...`` in one array."""
     total = int(counts.sum())
-    return np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    within: np.ndarray[Any, Any] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return within

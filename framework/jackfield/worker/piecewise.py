@@ -1,0 +1,125 @@
+"""PiecewiseGraphs: steps of any mix as recordings that break at attention.
+
+All but attention treats every token alike, so its work depends on the number of tokens only: it is recorded for a few
+numbers, and steps are padded up to the next. Attention runs between the pieces with the metadata of the real step, on
+the tokens that are real. Padding tokens have negative cache slots: nothing of them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jackfield.interfaces import GraphApi, TextModel
+from jackfield.worker.context import AttendCall, StepContext
+from jackfield.worker.graphs import WARMUPS
+from jackfield.worker.input_batch import StepInputs
+
+SIZES = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
+"""Larger steps keep a device busy longer than the host needs to launch them one kernel at a time."""
+
+
+@dataclass(slots=True)
+class Pieces:
+    """One recorded number of tokens: inputs, pieces, the calls between them, and the hidden states at the end."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: dict[str, torch.Tensor]
+    graphs: list[Any] = field(default_factory=list)
+    calls: list[AttendCall] = field(default_factory=list)
+    hidden: torch.Tensor | None = None
+
+
+class _Discard:
+    """Takes attention calls while the model runs for the first time; they would have no metadata."""
+
+    def attend(self, call: AttendCall) -> None:
+        """Leave the output as it is."""
+
+
+class _Breaker:
+    """Ends a piece at each attention call and begins the next."""
+
+    def __init__(self, api: GraphApi, pool: Any, pieces: Pieces) -> None:
+        self._api, self._pool, self._pieces = api, pool, pieces
+
+    def begin(self) -> None:
+        self._pieces.graphs.append(self._api.begin(self._pool))
+
+    def end(self) -> None:
+        self._api.end(self._pieces.graphs[-1])
+
+    def attend(self, call: AttendCall) -> None:
+        """Break the recording here."""
+        self.end()
+        self._pieces.calls.append(call)
+        self.begin()
+
+
+class PiecewiseGraphs:
+    """Recorded steps by number of tokens.
+
+    Args:
+        api: of the platform. model, caches, groups: what runs. max_tokens: of a step. device: where.
+    """
+
+    def __init__(
+        self,
+        api: GraphApi,
+        model: TextModel,
+        caches: Mapping[int, Mapping[str, torch.Tensor]],
+        groups: tuple[str, ...],
+        max_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._api, self._model, self._caches, self._groups, self._device = api, model, caches, groups, device
+        self._pool = api.new_pool()
+        self.sizes = tuple(size for size in SIZES if size <= max_tokens)
+        self._recorded: dict[int, Pieces] = {}
+
+    def record_all(self) -> None:
+        """Record every size, the largest first: the smaller ones then fit into its memory."""
+        for size in reversed(self.sizes):
+            self._recorded[size] = self._record(size)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Return whether a step of that many tokens can be replayed."""
+        return bool(self.sizes) and num_tokens <= self.sizes[-1]
+
+    def replay(self, inputs: StepInputs, metadata: Mapping[str, Any]) -> torch.Tensor:
+        """Return hidden states [T, E] of a step, valid until the next replay."""
+        count = len(inputs.ids_T)
+        pieces = self._recorded[next(size for size in self.sizes if size >= count)]
+        assert pieces.hidden is not None
+        pieces.ids[:count].copy_(inputs.ids_T)
+        pieces.positions[:count].copy_(inputs.positions_T)
+        for (_, slots), step in zip(pieces.slots.items(), inputs.steps, strict=True):
+            slots[:count].copy_(step.slots)
+            slots[count:].fill_(-1)
+        self._api.replay(pieces.graphs[0])
+        for call, graph in zip(pieces.calls, pieces.graphs[1:], strict=True):
+            call.backend.attend(call.q_THD[:count], call.cache, metadata[call.group], call.out_THD[:count])
+            self._api.replay(graph)
+        return pieces.hidden[:count]
+
+    def _record(self, size: int) -> Pieces:
+        pieces = Pieces(
+            torch.zeros(size, dtype=torch.int64, device=self._device),
+            torch.zeros(size, dtype=torch.int64, device=self._device),
+            {name: torch.full((size,), -1, dtype=torch.int64, device=self._device) for name in self._groups},
+        )
+        for _ in range(WARMUPS):
+            self._run(pieces, _Discard())
+        breaker = _Breaker(self._api, self._pool, pieces)
+        breaker.begin()
+        pieces.hidden = self._run(pieces, breaker)
+        breaker.end()
+        return pieces
+
+    def _run(self, pieces: Pieces, recorder: Any) -> torch.Tensor:
+        context = StepContext(self._caches, {}, pieces.slots, recorder=recorder)
+        return self._model.forward(self._model.embed(pieces.ids), pieces.positions, context)

@@ -1,0 +1,92 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Pieces of attention kernels: finding keys in pages, one tile of the online softmax (arXiv:2205.14135), sinks.
+
+Scores are kept in units of log 2. Running maxima start at a finite floor, so that a row that sees nothing of a tile
+gives weights of exactly zero and never the difference of two infinities.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def locate(table, first, stop, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """Return (page, place in the page) of keys ``first`` to ``first + TILE``; keys from ``stop`` on are on page 0.
+
+    Where a tile lies in one page, the page is a scalar: one lookup instead of one for each key.
+    """
+    if PAGE % TILE == 0:
+        page = tl.load(table + first // PAGE).to(tl.int64)
+        place = first % PAGE + tl.arange(0, TILE)
+    else:
+        key = first + tl.arange(0, TILE)
+        page = tl.load(table + key // PAGE, mask=key < stop, other=0).to(tl.int64)
+        place = key % PAGE
+    return page, place
+
+
+@triton.jit
+def load_tile(base, offsets, keys, stop, D: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """Return [TILE, WIDTH] of a plane; what is past ``stop`` or past D is zero, whatever the cache holds there."""
+    column = tl.arange(0, WIDTH)
+    place = base + offsets[:, None] + column[None, :]
+    if MASKED:
+        return tl.load(place, mask=(keys < stop)[:, None] & (column < D)[None, :], other=0.0)
+    elif D != WIDTH:
+        return tl.load(place, mask=(column < D)[None, :], other=0.0)
+    else:
+        return tl.load(place)
+
+
+@triton.jit
+def capped(scores, cap):
+    """Return cap * tanh(scores) by way of an exponential that saturates on both sides."""
+    return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+
+
+@triton.jit
+def attend_tile(
+    q, mixed, best, total, k, v, table, first, stop, limit, scale, cap, k_page, k_token, v_page, v_token,
+    D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Fold keys ``first`` to ``first + TILE`` into (mixed, best, total).
+
+    A row sees keys below ``limit``, and with a window only the last WINDOW of them.
+    """
+    key = first + tl.arange(0, TILE)
+    page, place = locate(table, first, stop, PAGE, TILE)
+    keys = load_tile(k, page * k_page + place * k_token, key, stop, D, WIDTH, MASKED)
+    scores = tl.dot(q, tl.trans(keys), input_precision="tf32x3") * scale
+    if CAPPED:
+        scores = capped(scores, cap)
+    if MASKED:
+        seen = key[None, :] < limit[:, None]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] >= limit[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    weights = tl.math.exp2(scores - new_best[:, None])
+    keep = tl.math.exp2(best - new_best)
+    total = total * keep + tl.sum(weights, 1)
+    mixed = mixed * keep[:, None]
+    values = load_tile(v, page * v_page + place * v_token, key, stop, D, WIDTH, MASKED)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="tf32x3")
+    return mixed, new_best, total
+
+
+@triton.jit
+def with_sink(best, total, sink):
+    """Return (best, factor on what was mixed, total) after a logit that has a weight and no value."""
+    logit = sink * 1.4426950408889634
+    new_best = tl.maximum(best, logit)
+    keep = tl.math.exp2(best - new_best)
+    return new_best, keep, total * keep + tl.math.exp2(logit - new_best)
+
+
+@triton.jit
+def divided(mixed, total):
+    """Return mixed / total; zero where nothing was seen."""
+    return mixed / tl.where(total > 0.0, total, 1.0)

@@ -1,0 +1,105 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Triton kernels of the layer ops. Plain pointers and basic features only, so that old and new compilers take them.
+
+Every kernel loads into float32 and rounds to the storage type where the torch reference does. Last dimensions are
+contiguous; row strides are free. Sizes that are powers of two above the real width are masked.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _row_offsets(row, inner, stride_outer, stride_inner):
+    """Return element offsets of rows of a tensor whose leading dimensions are (outer, inner)."""
+    return (row // inner).to(tl.int64) * stride_outer + (row % inner).to(tl.int64) * stride_inner
+
+
+@triton.jit
+def _normalized(x, weight, eps, WIDTH: tl.constexpr, TYPE: tl.constexpr):
+    """Return x / rms(x), rounded, times the weight, both in float32; rows are the first dimension."""
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / WIDTH + eps)
+    return (x * scale[:, None]).to(TYPE).to(tl.float32) * weight[None, :]
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, weight, out, rows, inner, stride_outer, stride_inner, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Norm of ROWS rows; ``out`` is contiguous."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    source = x + _row_offsets(row, inner, stride_outer, stride_inner)[:, None] + column[None, :]
+    values = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    normal = _normalized(values, factor, eps, WIDTH, out.dtype.element_ty)
+    target = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tl.store(target, normal.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def fused_add_rms_norm_kernel(
+    x, residual, weight, out, total, rows, stride_x, stride_residual, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Sum and norm of ROWS rows; ``out`` and ``total`` are contiguous."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    wide_row = row.to(tl.int64)[:, None]
+    left = tl.load(x + wide_row * stride_x + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(residual + wide_row * stride_residual + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    added = (left + right).to(total.dtype.element_ty)
+    place = wide_row * WIDTH + column[None, :]
+    tl.store(total + place, added, mask=mask)
+    normal = _normalized(added.to(tl.float32), factor, eps, WIDTH, out.dtype.element_ty)
+    tl.store(out + place, normal.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _activated(gate, KIND: tl.constexpr):
+    """Return silu, exact gelu or tanh gelu of float32 values; tanh by way of a sigmoid, which cannot overflow."""
+    if KIND == "silu":
+        return gate / (1.0 + tl.exp(-gate))
+    elif KIND == "gelu":
+        return 0.5 * gate * (1.0 + tl.math.erf(gate * 0.7071067811865476))
+    else:
+        return gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+
+
+@triton.jit
+def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Activation of the first half of a row times the second half; ``out`` is contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    source = x + row * stride + column
+    gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
+    active = _activated(gate, KIND).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + column, (active * up).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def rotary_kernel(
+    x, cos_sin, heads, stride_token, stride_head, stride_angle, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):  # fmt: skip
+    """Rotate HEADS heads of one token in place. A thread holds both members of its pairs, so nothing races."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pair = tl.arange(0, BLOCK)
+    mask = (head < heads)[:, None] & (pair < HALF)[None, :]
+    angles = cos_sin + token * stride_angle + pair
+    cos = tl.load(angles, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(angles + HALF, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+    place = x + token * stride_token + head.to(tl.int64)[:, None] * stride_head + pair[None, :]
+    low = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place, (low * cos - high * sin).to(x.dtype.element_ty), mask=mask)
+    tl.store(place + HALF, (high * cos + low * sin).to(x.dtype.element_ty), mask=mask)

@@ -1,0 +1,43 @@
+"""The Triton set of layer ops: one kernel per op. Shared by every platform that Triton compiles for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from jackfield.interfaces import OPS, Band, OpRequest, OpsProvider, Preference, Reason, Settings
+
+MIN_CAPABILITY = (8, 0)
+"""The oldest devices with bfloat16 arithmetic."""
+
+
+class TritonOps(OpsProvider):
+    """Fused kernels for every published op; computation in float32, rounding as in the torch references."""
+
+    name = "triton"
+    summary = "fused Triton kernels for all ops"
+    kinds: ClassVar[frozenset[str]] = frozenset(OPS)
+    dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
+    device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
+
+    @classmethod
+    def check(cls, request: OpRequest) -> Sequence[Reason]:
+        """Reject devices below capability 8.0."""
+        device = request.device
+        if device is None or device.capability >= MIN_CAPABILITY:
+            return ()
+        found = ".".join(map(str, device.capability))
+        return (Reason("capability", "device.capability", f"{found} is below 8.0"),)
+
+    @classmethod
+    def preference(cls, request: OpRequest) -> Preference:
+        """Return GOOD."""
+        return Preference(Band.GOOD, "fused Triton kernels")
+
+    @classmethod
+    def build(cls, op: str, request: OpRequest, settings: Settings) -> Callable[..., Any]:
+        """Return the launcher of ``op``."""
+        from jackfield_ops.triton_launch import LAUNCHERS
+
+        return LAUNCHERS[op]

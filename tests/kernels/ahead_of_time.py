@@ -1,0 +1,159 @@
+"""Compiles for one device type, on any machine, exactly what the launchers launch. Run as a program, without the
+interpreter: it writes one JSON object per kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from op_checks import angles_of
+from paged_case import Case, Shape, attended, limits_of, make_case
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from jackfield.interfaces import OPS, OpRequest
+from jackfield.interfaces.plugin import Settings
+from jackfield_attention.flash_attn import FlashAttnBackend
+from jackfield_attention.flash_attn_layer import FlashLayer
+from jackfield_attention.triton_backend import TritonBackend
+from jackfield_ops.triton_ops import TritonOps
+
+POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int64": "*i64"}
+RESOURCES = re.compile(r"(\d+) bytes spill stores.*?Used (\d+) registers", re.DOTALL)
+
+
+class Compiler:
+    """Takes the place of ``JITFunction.run``."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+        self.rows: list[dict[str, Any]] = []
+        self.label = ""
+
+    def __call__(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        names = dict(zip(kernel.arg_names, args, strict=False))
+        names.update({key: options.pop(key) for key in list(options) if key in kernel.arg_names})
+        constants, signature, hints = {}, {}, {}
+        for index, parameter in enumerate(kernel.params):
+            value = names[parameter.name]
+            kind, hint = ("constexpr", False) if parameter.is_constexpr else _type_of(value)
+            if kind == "constexpr":
+                constants[parameter.name], kind = value, "constexpr"
+            elif hint:
+                hints[(index,)] = [["tt.divisibility", 16]]
+            signature[parameter.name] = kind
+        built = triton.compile(ASTSource(kernel, signature, constants, hints), target=self.target, options=options)
+        spills, registers = _resources(built.asm["ptx"], self.target.arch)
+        self.rows.append(
+            {
+                "case": self.label,
+                "kernel": kernel.fn.__name__,
+                "spilled_bytes": spills,
+                "registers": registers,
+                "shared_bytes": built.metadata.shared,
+                "wgmma": "wgmma.mma_async" in built.asm["ptx"],
+                "mma": "mma.sync" in built.asm["ptx"],
+            }
+        )
+
+
+def _type_of(value: Any) -> tuple[str, bool]:
+    """Return the type that a launch would give an argument, and whether it is a multiple of 16."""
+    if isinstance(value, torch.Tensor):
+        return POINTERS[str(value.dtype).removeprefix("torch.")], True
+    if isinstance(value, float):
+        return "fp32", False
+    if value == 1:
+        return "constexpr", False
+    return "i32" if abs(value) < 1 << 31 else "i64", value % 16 == 0
+
+
+def _resources(ptx: str, capability: int) -> tuple[int, int]:
+    """Return (spilled bytes, registers) as the assembler reports them."""
+    program = next(iter(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas")))
+    arch = f"sm_{capability}a" if capability >= 90 else f"sm_{capability}"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [str(program), "-v", f"-arch={arch}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = RESOURCES.search(text)
+    assert found is not None, text
+    return int(found[1]), int(found[2])
+
+
+def launch_ops() -> None:
+    """Launch every op in bfloat16."""
+    weight = torch.ones(4096, dtype=torch.bfloat16)
+    x = torch.ones(4, 4096, dtype=torch.bfloat16)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "rms_norm": (x, weight, 1e-6),
+        "fused_add_rms_norm": (x, x, weight, 1e-6),
+        "rotary": (x.view(4, 32, 128), angles_of(4, 128)),
+    }
+    for op in OPS:
+        TritonOps.build(op, OpRequest(kind=op), Settings())(*arguments.get(op, (x,)))
+    TritonOps.build("rms_norm", OpRequest(kind="rms_norm"), Settings())(x.view(4, 32, 128), weight[:128], 1e-6)
+
+
+def launch_attention(size: int, block: int, dtype: str = "bfloat16", **options: Any) -> None:
+    """Launch decode, prefill and what moves keys and values."""
+    sizes = {"heads": 8, "kv_heads": 2, "size": size, "block": block, "dtype": dtype, **options}
+    for splits in (1, 33):
+        decode = Shape([1, 1], [200, 40], settings={"decode_splits": splits}, **sizes)
+        attended(TritonBackend, make_case(TritonBackend, decode))
+    attended(TritonBackend, make_case(TritonBackend, Shape([1, 70], [200, 90], **sizes)))
+    attended(TritonBackend, make_case(TritonBackend, Shape([3, 3], [200, 90], **sizes)))
+
+
+def launch_moves(block: int) -> None:
+    """Launch write, prepare and gather."""
+    flash = make_case(FlashAttnBackend, Shape([1, 70], [200, 90], 32, 8, 128, block, dtype="bfloat16"))
+    layer = FlashLayer(flash.env)
+    weight = torch.ones(128, dtype=torch.bfloat16)
+    k, v = (flash.qkv[:, i * 1024 : (i + 1) * 1024].view(-1, 8, 128) for i in (4, 5))
+    layer.write(k, v, flash.cache, flash.step.slots)
+    for factor in (None, weight):
+        layer.prepare(flash.qkv, angles_of(71, 128), factor, factor, 1e-6, flash.cache, flash.step.slots)
+    _gather(layer, flash)
+
+
+def _gather(layer: FlashLayer, case: Case) -> None:
+    builder = FlashAttnBackend.metadata_builder(case.env)
+    builder.allocate(limits_of(case))
+    metadata = builder.build(case.step)
+    layer.gather(case.cache, metadata.short, metadata.long)
+
+
+def main(capability: int) -> None:
+    """Compile everything."""
+    compiler = Compiler(capability)
+    triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
+    compiler.label = "ops"
+    launch_ops()
+    compiler.label = "moves"
+    launch_moves(64)
+    launch_moves(16)
+    attention: dict[str, dict[str, Any]] = {
+        "head 128, block 64": {"size": 128, "block": 64},
+        "head 128, block 16": {"size": 128, "block": 16},
+        "head 64, window, sinks": {"size": 64, "block": 64, "window": 100, "sinks": True},
+        "head 80, softcap": {"size": 80, "block": 16, "softcap": 30.0},
+        "head 256": {"size": 256, "block": 64},
+        "float32": {"size": 128, "block": 64, "dtype": "float32"},
+    }
+    for compiler.label, options in attention.items():
+        launch_attention(**options)
+    sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
