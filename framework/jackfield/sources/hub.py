@@ -75,7 +75,7 @@ def _bar_class(name: str, progress: Progress | None) -> Any:
     """Return a progress bar class for the hub's client that draws nothing and reports bytes."""
     from tqdm.auto import tqdm
 
-    class Bar(tqdm):
+    class Bar(tqdm):  # type: ignore[type-arg]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             self._in_bytes = kwargs.get("unit") == "B"
