@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +209,8 @@ class LLM:
 
     def stream(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yield the growing output of one prompt or conversation (a list of messages)."""
+    ) -> Generator[RequestOutput, None, None]:
+        """Yield the growing output of one prompt or conversation (a list of messages). Closing it ends the request."""
         if not isinstance(prompt, str | Mapping) and prompt and isinstance(prompt[0], Mapping):
             messages: Any = prompt
             prompt = {"prompt_token_ids": self._render(messages, True, None, {})}

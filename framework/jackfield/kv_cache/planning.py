@@ -37,8 +37,19 @@ class CachePlan:
 
 
 def page_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
-    """Return bytes of one block: every group must fit, since any block can go to any group."""
-    return max((sum(spec.page_bytes(block_size) for spec in g.specs) for g in groups), default=0)
+    """Return bytes of one block over all layers.
+
+    Any block can go to any group, and layer j of every group lies in buffer j: so each buffer's page is as large as the
+    largest of the layers that share it.
+    """
+    return sum(buffer_pages(groups, block_size))
+
+
+def buffer_pages(groups: Sequence[CacheGroup], block_size: int) -> list[int]:
+    """Return bytes of one page of each buffer, rounded up so that pages start at multiples of 16 bytes."""
+    count = max((len(g.layers) for g in groups), default=0)
+    sizes = [[g.specs[j].page_bytes(block_size) for g in groups if j < len(g.layers)] for j in range(count)]
+    return [-(-max(layer) // 16) * 16 for layer in sizes]
 
 
 def plan_cache(

@@ -179,7 +179,15 @@ class LayerBuilder:
 
     def local_kv_heads(self, heads: int) -> int:
         """See BuildContext."""
-        return max(1, heads // self._rank.size)
+        size = self._rank.size
+        if heads % size and size % max(1, heads):
+            raise ConfigError(
+                f"{heads} cache heads can neither be divided among the ranks nor copied to them evenly",
+                field="parallel.tensor_parallel_size",
+                value=size,
+                remedy=f"use a divisor or a multiple of {heads}",
+            )
+        return max(1, heads // size)
 
     def _vocabulary_split(self, rows: int) -> Parallel:
         # A vocabulary that does not divide is kept whole on every rank: correct, and rare enough not to pad for.

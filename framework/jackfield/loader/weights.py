@@ -59,6 +59,8 @@ def load_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress
     for name in source:
         module, _, suffix = name.rpartition(".")
         taken = [_deliver(modules, rule, suffix, source, name) for rule in rules.get(module, ())]
+        # A rule may also name a whole tensor whose last part is no suffix that a layer knows (``A_log``).
+        taken += [_deliver(modules, rule, "weight", source, name) for rule in rules.get(name, ())]
         if not any(taken) and not any(p.fullmatch(name) for p in ignore):
             unused.append(name)
         done += facts[name].nbytes

@@ -176,7 +176,9 @@ def _task_reasons(plugin: Any, request: Any) -> list[Reason]:
 
 def _dtype(bench: Bench, facts: ModelFacts, model_config: TextConfig) -> str:
     wanted = str(bench.config.model.dtype)
-    dtype = wanted if wanted != "auto" else (model_config.dtype or facts.dtype or "float32")
+    if wanted != "auto":
+        return wanted
+    dtype = model_config.dtype or facts.dtype or "float32"
     bench.config = bench.config.with_derived({"model.dtype": dtype}, "the checkpoint's own type")
     return dtype
 

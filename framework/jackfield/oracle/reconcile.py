@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 from jackfield.config import EngineConfig
 from jackfield.errors import ConfigError
-from jackfield.interfaces import CacheSpec, GraphSupport, TextConfig
+from jackfield.interfaces import BlockSizes, CacheSpec, GraphSupport, TextConfig
 from jackfield.oracle.resolution import AttentionDecision
 
 if TYPE_CHECKING:
@@ -82,8 +84,7 @@ def _block_size(config: EngineConfig, attention: AttentionDecisions) -> int:
     if wanted is not None and config.is_user_set("cache.block_size"):
         return int(wanted)  # every chosen backend was asked
     tried = (wanted, *BLOCK_SIZES) if wanted else BLOCK_SIZES
-    only = tuple(size for spec in specs.values() for size in spec.block_sizes.only)
-    for size in (*tried, *only):
+    for size in (*tried, *_own_sizes([spec.block_sizes for spec in specs.values()])):
         if all(spec.block_sizes.allows(size) for spec in specs.values()):
             return int(size)
     allowed = "; ".join(f"{name}: {_words(spec)}" for name, spec in specs.items())
@@ -93,6 +94,14 @@ def _block_size(config: EngineConfig, attention: AttentionDecisions) -> int:
         value=wanted,
         remedy="force another backend for one of them",
     )
+
+
+def _own_sizes(sizes: Sequence[BlockSizes]) -> Iterator[int]:
+    """Yield what the backends' own limits suggest: sizes that one insists on, and the smallest common multiple."""
+    for part in sizes:
+        yield from part.only
+    step = lcm(*(part.multiple_of for part in sizes))
+    yield -(-max((part.smallest for part in sizes), default=1) // step) * step
 
 
 def _words(spec: CacheSpec) -> str:

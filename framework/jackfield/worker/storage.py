@@ -11,6 +11,7 @@ import torch
 from jackfield.interfaces import CacheSpec, Plane
 from jackfield.interfaces.cache import DTYPE_BYTES
 from jackfield.kv_cache import CachePlan
+from jackfield.kv_cache.planning import buffer_pages
 
 Planes = Mapping[str, torch.Tensor]
 
@@ -27,14 +28,13 @@ def allocate_cache(plan: CachePlan, device: torch.device) -> dict[int, Planes]:
     if not specs:
         return layers
     alike = all(spec.same_storage(specs[0]) for spec in specs)
-    for position in range(max(len(g.layers) for g in plan.groups)):
+    for position, size in enumerate(buffer_pages(plan.groups, plan.block_size)):
         holders = [(g.layers[position], g.specs[position]) for g in plan.groups if position < len(g.layers)]
         if alike:
             planes = {p.name: _plane(p, plan, device) for p in holders[0][1].planes}
             layers.update((layer, planes) for layer, _ in holders)
         else:
-            size = max(spec.page_bytes(plan.block_size) for _, spec in holders)
-            raw = _zeros((plan.num_blocks, _aligned(size)), "uint8", device)
+            raw = _zeros((plan.num_blocks, size), "uint8", device)
             layers.update((layer, _carve(raw, spec, plan.block_size)) for layer, spec in holders)
     return layers
 
@@ -64,7 +64,3 @@ def _zeros(shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Te
         return torch.zeros(shape, dtype=kind, device=device)
     raw = torch.from_numpy(np.zeros(prod(shape) * kind.itemsize, dtype=np.uint8))
     return raw.view(kind).view(shape)
-
-
-def _aligned(size: int, to: int = 16) -> int:
-    return -(-size // to) * to

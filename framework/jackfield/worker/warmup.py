@@ -42,9 +42,7 @@ def _plan(
     owners = np.repeat(np.array(fresh, dtype=np.int32), per_sequence)
     # One block is enough for all places: nothing that is computed here is looked at.
     blocks = (owners, places, np.ones(len(places), dtype=np.int32))
-    new = [
-        NewSequence(slot, "warm-up", np.ones(length, dtype=np.int32), length, params, (), seed=0) for slot in fresh
-    ]
+    new = [NewSequence(slot, "warm-up", np.ones(length, dtype=np.int32), length, params, (), seed=0) for slot in fresh]
     return SchedulerOutput(
         step_id=0,
         slots=slots,

@@ -142,7 +142,7 @@ class Mistral(Llama):
     summary = "Mistral 7B and its descendants"
     kinds = frozenset({"MistralForCausalLM"})
     gguf_architectures = frozenset()
-    qkv_bias = False
+    qkv_bias: ClassVar[bool | None] = False
 
     @classmethod
     def windows(cls, hf: ConfigReader, layers: int) -> tuple[int | None, ...]:
@@ -157,7 +157,7 @@ class Qwen2(Llama):
     summary = "Qwen 1.5, 2 and 2.5"
     kinds = frozenset({"Qwen2ForCausalLM", "gguf:qwen2"})
     gguf_architectures = frozenset({"qwen2"})
-    qkv_bias = True
+    qkv_bias: ClassVar[bool | None] = True
 
     @classmethod
     def windows(cls, hf: ConfigReader, layers: int) -> tuple[int | None, ...]:

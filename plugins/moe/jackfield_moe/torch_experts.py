@@ -53,7 +53,7 @@ class TorchExperts(ExpertsBackend):
         counts = torch.bincount(flat, minlength=len(gate_up_XGE)).tolist()
         gathered = x_TE[tokens]
         parts = []
-        for expert, rows in enumerate(gathered.split(counts)):
+        for expert, rows in enumerate(torch.split(gathered, counts)):
             if len(rows):
                 parts.append(activation(rows @ gate_up_XGE[expert].T) @ down_XEF[expert].T)
         out_TE = torch.zeros_like(x_TE)

@@ -1,0 +1,128 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Products of few rows of activations with a dense weight, which is read once and never kept in the cache.
+
+Legend: T rows of activations (``rows``, padded to ROWS), I ``inputs``, O ``outputs``. Sums are formed in float32 in an
+order that does not change from launch to launch. Where programs share rows of weight, each leaves its part in memory;
+the one that arrives last adds them and resets the counter.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _weight_tile(weight_rows, column, inputs, EVEN: tl.constexpr):
+    """Return columns of some rows; ``column`` [1, BLOCK_I]."""
+    if EVEN:
+        return tl.load(weight_rows + column, eviction_policy="evict_first")
+    else:
+        return tl.load(weight_rows + column, mask=column < inputs, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _activation(x, column, inputs, EVEN: tl.constexpr):
+    """Return columns of one row of activations, in float32; ``column`` [1, BLOCK_I]."""
+    if EVEN:
+        return tl.load(x + column, eviction_policy="evict_last").to(tl.float32)
+    else:
+        return tl.load(x + column, mask=column < inputs, other=0.0, eviction_policy="evict_last").to(tl.float32)
+
+
+@triton.jit
+def _multiplied(
+    x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Return [BLOCK_O, ROWS] for up to four rows; each place of a tile keeps its own sum until the end.
+
+    Rows past the last repeat it.
+    """
+    sum_0 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    sum_1 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    sum_2 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    sum_3 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    last = rows - 1
+    for first in tl.range(begin, end, BLOCK_I, num_stages=STAGES):
+        column = first + tl.arange(0, BLOCK_I)[None, :]
+        weight = _weight_tile(weight_rows, column, inputs, EVEN).to(tl.float32)
+        sum_0 += weight * _activation(x, column, inputs, EVEN)
+        if ROWS > 1:
+            sum_1 += weight * _activation(x + tl.minimum(1, last) * x_row, column, inputs, EVEN)
+        if ROWS > 2:
+            sum_2 += weight * _activation(x + tl.minimum(2, last) * x_row, column, inputs, EVEN)
+            sum_3 += weight * _activation(x + tl.minimum(3, last) * x_row, column, inputs, EVEN)
+    which = tl.arange(0, ROWS)[None, :]
+    total = tl.sum(sum_0, 1)[:, None]
+    if ROWS > 1:
+        total = tl.where(which == 1, tl.sum(sum_1, 1)[:, None], total)
+    if ROWS > 2:
+        total = tl.where(which == 2, tl.sum(sum_2, 1)[:, None], total)
+        total = tl.where(which == 3, tl.sum(sum_3, 1)[:, None], total)
+    return total
+
+
+@triton.jit
+def _on_matrix_units(
+    x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Return [BLOCK_O, ROWS]. The weight is the left operand, because the left one may be tall."""
+    which = tl.arange(0, ROWS)[None, :]
+    total = tl.zeros((BLOCK_O, ROWS), tl.float32)
+    for first in tl.range(begin, end, BLOCK_I, num_stages=STAGES):
+        column = first + tl.arange(0, BLOCK_I)
+        weight = _weight_tile(weight_rows, column[None, :], inputs, EVEN)
+        mask = (column < inputs)[:, None] & (which < rows)
+        values = tl.load(x + which * x_row + column[:, None], mask=mask, other=0.0, eviction_policy="evict_last")
+        total = tl.dot(weight, values, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _store(total, out, bias, row, mask, out_row, ROWS: tl.constexpr, BIAS: tl.constexpr):
+    """Add the bias, round and store; ``total`` [BLOCK_O, ROWS], ``row`` [BLOCK_O, 1] are rows of weight."""
+    if BIAS:
+        total += tl.load(bias + row, mask=mask, other=0.0).to(tl.float32)
+    place = out + tl.arange(0, ROWS)[None, :] * out_row + row
+    tl.store(place, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def skinny_kernel(
+    x, weight, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row, out_row, ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    MATRIX: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Grid: (parts of BLOCK_O rows of weight, SPLITS). EVEN: ``inputs`` is a multiple of BLOCK_I."""
+    block, split = tl.program_id(0), tl.program_id(1)
+    inside = tl.arange(0, BLOCK_O)[:, None]
+    row = block * BLOCK_O + inside
+    each = tl.cdiv(tl.cdiv(inputs, BLOCK_I), SPLITS) * BLOCK_I
+    begin = split * each
+    end = tl.minimum(begin + each, inputs)
+    weight_rows = weight + tl.minimum(row, outputs - 1).to(tl.int64) * weight_row
+    if MATRIX:
+        total = _on_matrix_units(
+            x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN
+        )  # fmt: skip
+    else:
+        total = _multiplied(x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN)
+    which = tl.arange(0, ROWS)[None, :]
+    mask = (row < outputs) & (which < rows)
+    if SPLITS == 1:
+        _store(total, out, bias, row, mask, out_row, ROWS, BIAS)
+    else:
+        SIZE: tl.constexpr = ROWS * BLOCK_O
+        place = parts + block * SPLITS * SIZE + which * BLOCK_O + inside
+        tl.store(place + split * SIZE, total, mask=mask)
+        # All threads' parts must be stored before the one thread that counts releases them.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            whole = tl.zeros((BLOCK_O, ROWS), tl.float32)
+            for other in tl.static_range(SPLITS):
+                whole += tl.load(place + other * SIZE, mask=mask, other=0.0, cache_modifier=".cg")
+            _store(whole, out, bias, row, mask, out_row, ROWS, BIAS)
+            tl.store(counters + block, 0)

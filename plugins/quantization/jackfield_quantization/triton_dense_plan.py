@@ -1,0 +1,84 @@
+"""How products of few rows are launched: a pure function of rows T, outputs O, inputs I and multiprocessors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_ROWS = 16
+"""More rows than these are torch's."""
+FEW_ROWS = 4
+"""Up to these rows, sums can be formed without matrix units."""
+MOST_SPLITS = 16
+LARGEST = 64 << 20
+"""Weights of more elements are torch's: there it reads at the speed of memory (on an H200 it reaches 4.19 of 4.24 TB/s
+on 24576 by 4096, and 3.1 to 3.7 on half of that or less).
+"""
+SMALLEST = 1 << 18
+"""Weights of fewer elements are torch's: launching costs more than reading."""
+ALIGNMENT = 16
+"""Rows of weight must be whole 16-byte loads, which the compiler recognizes at multiples of 16 elements."""
+SPLIT_COST = 0.01
+"""What one more split must gain, as a share of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyShape:
+    """One way to launch.
+
+    Args:
+        block_o: rows of weight of a program. block_i: inputs in a tile. splits: programs that share those rows, each
+            with a part of I. warps: of a program. stages: tiles in flight; 1: none ahead. matrix: on matrix units, with
+            T padded to 16, instead of multiplying and adding tile by tile (T up to 4).
+    """
+
+    block_o: int
+    block_i: int
+    splits: int
+    warps: int
+    stages: int
+    matrix: bool
+
+
+def skinny_shape(rows: int, outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
+    """Return the launch of ``x [rows, inputs] @ W [outputs, inputs].T``, or None where torch's product is as good.
+
+    Args:
+        rows: T. outputs: O. inputs: I. cores: multiprocessors of the device.
+    """
+    if not 0 < rows <= MOST_ROWS or inputs % ALIGNMENT or not SMALLEST <= outputs * inputs <= LARGEST:
+        return None
+    if rows > 2:
+        return filled(SkinnyShape(64, 128, 0, 4, 4, True), outputs, inputs, cores, 2)
+    if outputs * inputs <= 8 << 20:
+        return filled(SkinnyShape(4, 512, 0, 4, 1, False), outputs, inputs, cores, 2)
+    return filled(SkinnyShape(16, 512, 0, 4, 3, False), outputs, inputs, cores, 2)
+
+
+def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int) -> SkinnyShape:
+    """Return ``shape`` with as many splits as it takes to give each multiprocessor ``fill`` programs."""
+    splits = splits_for(-(-outputs // shape.block_o), -(-inputs // shape.block_i), cores, fill)
+    return SkinnyShape(shape.block_o, shape.block_i, splits, shape.warps, shape.stages, shape.matrix)
+
+
+def splits_for(blocks: int, tiles: int, cores: int, fill: int) -> int:
+    """Return in how many parts to cut I so that multiprocessors share the work evenly.
+
+    Args:
+        blocks: programs along O. tiles: tiles along I. cores: multiprocessors. fill: programs wanted on each.
+    """
+    most = min(MOST_SPLITS, tiles)
+    enough = [splits for splits in range(1, most + 1) if 10 * blocks * splits >= 9 * fill * cores]
+    return max(enough, key=lambda splits: _evenness(blocks, tiles, cores, splits), default=most)
+
+
+def counters_for(outputs: int, inputs: int, cores: int) -> int:
+    """Return how many arrival counters launches of up to 16 rows need."""
+    shapes = [skinny_shape(rows, outputs, inputs, cores) for rows in range(1, MOST_ROWS + 1)]
+    return max((-(-outputs // s.block_o) for s in shapes if s is not None and s.splits > 1), default=0)
+
+
+def _evenness(blocks: int, tiles: int, cores: int, splits: int) -> float:
+    """Return the share of time in which programs and multiprocessors are busy, less what splits cost."""
+    programs = blocks * splits
+    balance = programs / (-(-programs // cores) * cores)
+    return balance * tiles / (-(-tiles // splits) * splits) - SPLIT_COST * splits

@@ -1,0 +1,63 @@
+"""The dense weight of a layer, multiplied by Triton kernels where there are few rows.
+
+Legend: T rows of activations, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from jackfield.interfaces import ParameterHolder, QuantizedActivation
+from jackfield_quantization.triton_dense_plan import MOST_ROWS, SkinnyShape, counters_for, skinny_shape
+from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
+
+TYPES = frozenset({torch.bfloat16, torch.float16})
+
+
+class SkinnyScheme(DenseScheme):
+    """:class:`DenseScheme`'s storage. One object serves one layer, whose products must follow one another."""
+
+    def __init__(self) -> None:
+        self._cores = 0
+        self._counters: torch.Tensor | None = None
+
+    def finalize(self, layer: ParameterHolder) -> None:
+        """Allocate the arrival counters, where the weight is on a CUDA device. Recorded graphs hold their address."""
+        weight_OI = layer.get_parameter(WEIGHT)
+        if weight_OI.device.type != "cuda" or self._counters is not None:
+            return
+        self._cores = torch.cuda.get_device_properties(weight_OI.device).multi_processor_count
+        needed = counters_for(*weight_OI.shape, self._cores)
+        self._counters = torch.zeros(max(1, needed), dtype=torch.int32, device=weight_OI.device)
+
+    def apply(
+        self,
+        layer: ParameterHolder,
+        x_TI: torch.Tensor | QuantizedActivation,
+        bias_O: torch.Tensor | None,
+        out_TO: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return ``x @ W.T + bias``, in ``out`` when given; raises TypeError for quantized activations, which this
+        scheme never asks for.
+        """
+        weight_OI = layer.get_parameter(WEIGHT)
+        shape = self._shape(x_TI, weight_OI, out_TO)
+        if shape is None or isinstance(x_TI, QuantizedActivation):
+            return super().apply(layer, x_TI, bias_O, out_TO)
+        # Late, so that everything but the kernels works without Triton.
+        from jackfield_quantization.triton_dense_launch import skinny_product
+
+        assert self._counters is not None
+        out = x_TI.new_empty((len(x_TI), len(weight_OI))) if out_TO is None else out_TO
+        return skinny_product(x_TI, weight_OI, bias_O, out, shape, self._counters)
+
+    def _shape(
+        self, x_TI: torch.Tensor | QuantizedActivation, weight_OI: torch.Tensor, out_TO: torch.Tensor | None
+    ) -> SkinnyShape | None:
+        """Return how to launch, or None where torch's product is taken."""
+        if self._counters is None or isinstance(x_TI, QuantizedActivation) or x_TI.dim() != 2 or len(x_TI) > MOST_ROWS:
+            return None
+        tensors = [x_TI, weight_OI] if out_TO is None else [x_TI, weight_OI, out_TO]
+        if any(t.dtype not in TYPES or t.dtype != x_TI.dtype or t.stride(1) != 1 for t in tensors):
+            return None
+        return skinny_shape(len(x_TI), *weight_OI.shape, self._cores)

@@ -1,0 +1,135 @@
+"""Products of few rows against float64, and compilation for capability 9.0. Run as a program, without the interpreter,
+this file writes one JSON object per compiled kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from op_checks import BOUNDS, draw
+
+from jackfield_quantization.triton_dense_launch import padded_rows, skinny_product
+from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
+
+PLAIN = SkinnyShape(4, 32, 1, 4, 1, matrix=False)
+MATRIX = SkinnyShape(16, 32, 1, 4, 1, matrix=True)
+SHARED_LIMIT = 227 * 1024
+"""Bytes that a program may have on capability 9.0."""
+MODELS = [(6144, 4096), (4096, 4096), (4096, 12288), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+
+
+def product(
+    rows: int, outputs: int, inputs: int, shape: SkinnyShape, dtype: torch.dtype, bias: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the kernel finds and what float64 finds; the counters must be zero again."""
+    x, weight = draw(rows, inputs, dtype=dtype, seed=1), draw(outputs, inputs, dtype=dtype, seed=2)
+    added = draw(outputs, dtype=dtype, seed=3) * 10 if bias else None
+    counters = torch.zeros(-(-outputs // shape.block_o), dtype=torch.int32)
+    out = torch.full((rows, outputs), torch.nan, dtype=dtype)
+    found = skinny_product(x, weight, added, out, shape, counters)
+    assert found is out
+    assert not counters.any()
+    wanted = x.double() @ weight.double().t()
+    return found, wanted if added is None else wanted + added.double()
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", range(1, 17))
+def test_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
+    for shape in (PLAIN, MATRIX) if rows <= 4 else (MATRIX,):
+        for splits in (1, 3):
+            found, wanted = product(rows, 24, 160, replace(shape, splits=splits), dtype, bias=False)
+            assert relative_error(found, wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (17, 100), (33, 129), (15, 31), (40, 224)])
+@pytest.mark.parametrize("shape", [PLAIN, MATRIX], ids=["plain", "matrix"])
+def test_odd_sizes_bias_and_empty_splits(shape: SkinnyShape, outputs: int, inputs: int, splits: int) -> None:
+    found, wanted = product(3, outputs, inputs, replace(shape, splits=splits), torch.float32, bias=True)
+    assert relative_error(found, wanted) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("shape", [PLAIN, MATRIX], ids=["plain", "matrix"])
+def test_strided_rows_and_nothing_written_beside_them(shape: SkinnyShape) -> None:
+    wide, weight, base = draw(3, 100, dtype=torch.float32), draw(10, 200, dtype=torch.float32), torch.zeros(4, 30)
+    x, part = wide[:, 7:71], weight[:, 5:69]
+    skinny_product(x, part, None, base[:3, 10:20], replace(shape, splits=2), torch.zeros(9, dtype=torch.int32))
+    assert relative_error(base[:3, 10:20], x.double() @ part.double().t()) < BOUNDS[torch.float32]
+    assert base.count_nonzero() == 30
+
+
+def test_a_second_launch_with_the_same_counters() -> None:
+    x, weight = draw(2, 96, dtype=torch.float32), draw(8, 96, dtype=torch.float32)
+    counters, shape = torch.zeros(2, dtype=torch.int32), replace(PLAIN, splits=3)
+    first, second = (skinny_product(x, weight, None, torch.empty(2, 8), shape, counters) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_padded_rows() -> None:
+    assert [padded_rows(rows, PLAIN) for rows in (1, 2, 3, 4)] == [1, 2, 4, 4]
+    assert [padded_rows(rows, MATRIX) for rows in (1, 16)] == [16, 16]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__], capture_output=True, text=True, check=False, env=environment, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_chosen_launches_compile_and_fit_the_device(compiled: list[dict[str, Any]]) -> None:
+    assert {row["kernel"] for row in compiled} == {"skinny_kernel"}
+    assert len(compiled) == len({row["case"] for row in compiled}) > 2
+    assert [row for row in compiled if row["shared_bytes"] > SHARED_LIMIT or row["spilled_bytes"]] == []
+
+
+def test_matrix_units_are_used_where_chosen(compiled: list[dict[str, Any]]) -> None:
+    assert {row["matrix"] for row in compiled} == {True, False}
+    assert all((row["wgmma"] or row["mma"]) == row["matrix"] for row in compiled)
+
+
+def chosen() -> dict[tuple[SkinnyShape, int], tuple[int, int, int]]:
+    """Return what is launched for well-known models on 132 multiprocessors, each kernel once, with its sizes."""
+    found = {}
+    for rows, (outputs, inputs) in itertools.product((1, 2, 3, 4, 8, 16), MODELS):
+        shape = skinny_shape(rows, outputs, inputs, 132)
+        if shape is not None:
+            found[shape, padded_rows(rows, shape)] = (rows, outputs, inputs)
+    return found
+
+
+def main() -> None:
+    """Compile everything."""
+    import triton
+    from ahead_of_time import Compiler
+
+    compiler = Compiler(90)
+    triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
+    for (shape, padded), (rows, outputs, inputs) in chosen().items():
+        compiler.label = f"{shape} {padded}"
+        x, weight, out = (
+            torch.empty(size, dtype=torch.bfloat16) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
+        )
+        skinny_product(x, weight, None, out, shape, torch.zeros(outputs, dtype=torch.int32))
+        compiler.rows[-1]["matrix"] = shape.matrix
+    sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The pipeline of decisions, from configuration and facts to a resolution."""
