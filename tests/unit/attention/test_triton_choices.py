@@ -66,13 +66,13 @@ def test_one_cache_serves_all_three_backends() -> None:
 @pytest.mark.parametrize(
     ("sequences", "max_query", "max_length", "plan"),
     [
-        (1, 1, 100_000, DecodePlan(1, 16, 64)),
+        (1, 1, 100_000, DecodePlan(1, 16, 33)),
         (1, 1, 300, DecodePlan(1, 16, 5)),
-        (16, 1, 100_000, DecodePlan(1, 16, 8)),
-        (64, 1, 100_000, DecodePlan(1, 16, 2)),
+        (16, 1, 100_000, DecodePlan(1, 16, 2)),
+        (64, 1, 100_000, DecodePlan(1, 16, 1)),
         (256, 1, 100_000, DecodePlan(1, 16, 1)),
-        (0, 1, 100_000, DecodePlan(1, 16, 64)),
-        (4, 5, 100_000, DecodePlan(8, 32, 16)),
+        (0, 1, 100_000, DecodePlan(1, 16, 33)),
+        (4, 5, 100_000, DecodePlan(8, 32, 4)),
     ],
 )
 def test_splits_fill_the_device(sequences: int, max_query: int, max_length: int, plan: DecodePlan) -> None:

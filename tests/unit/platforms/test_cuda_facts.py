@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,9 +80,19 @@ def test_probe(library: Nvml, probe: Probe) -> None:
     assert library.open == 0
 
 
-def test_probe_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_without_package_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert CudaPlatform.probe() == Probe(False, "nvidia-ml-py is not installed")
+    monkeypatch.setattr("jackfield_platforms.cuda_nvml.DRIVER", tmp_path / "absent")
+    assert CudaPlatform.probe() == Probe(False, "no driver")
+
+
+def test_a_driver_that_cannot_be_asked_is_a_failure_and_not_an_absence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr("jackfield_platforms.cuda_nvml.DRIVER", tmp_path)
+    with pytest.raises(PluginError, match="nvidia-ml-py is not installed"):
+        CudaPlatform.probe()
 
 
 @pytest.mark.parametrize("library", [Nvml(H, A, ("unknown", (8, 9), None, 1))], indirect=True)
