@@ -83,8 +83,8 @@ class ModelRunner:
         self._parts.graphs, self._parts.pieces = graphs, pieces
 
     def forward_logits(self, inputs: StepInputs) -> torch.Tensor:
-        """Return logits [T, V] in float32 of every token of a step."""
-        return self._parts.model.logits(self._forward(inputs)).float()
+        """Return logits [T, V] of every token of a step, in the model's type."""
+        return self._parts.model.logits(self._forward(inputs))
 
     def _launch(self, plan: SchedulerOutput) -> PendingStep:
         parts = self._parts
@@ -95,7 +95,7 @@ class ModelRunner:
             logits, ids = parts.graphs.replay(plan)
             if parts.state.plain_greedy(plan.slots):
                 return self._deliver(plan, ids)
-            return self._sample(plan, logits, plan.slots, plan.starts + 1)
+            return self._sample(plan, logits.float(), plan.slots, plan.starts + 1)
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
         hidden_TE = self._forward(inputs, replay=True)

@@ -11,8 +11,9 @@ ROOMY = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
 FEW_CORES = 108
 """Assumed where the platform does not say how many multiprocessors there are."""
 PROGRAMS_PER_CORE = 2
-"""Decode programs wanted for each multiprocessor. Measured on an H200 with eight cache heads: 64 sequences of 1,024 tokens
-take 74 us with one split of the keys and 80 us with two; one of 4,096 takes 13 us with 16, 14 us with 32, 19 us with 64.
+"""Decode programs wanted for each multiprocessor. Measured on an H200 with eight cache heads: 64 sequences of 1,024
+tokens take 74 us with one split of the keys and 80 us with two; one of 4,096 takes 13 us with 16, 14 us with 32, and
+19 us with 64.
 """
 SHORT_ROWS = 64
 """Most rows (new tokens times heads of a group) of a query that the decode kernel takes."""

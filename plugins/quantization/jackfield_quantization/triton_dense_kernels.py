@@ -89,17 +89,19 @@ def _store(total, out, bias, row, mask, out_row, ROWS: tl.constexpr, BIAS: tl.co
     tl.store(place, total.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def skinny_kernel(
     x, weight, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row, out_row, ROWS: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
     MATRIX: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (parts of BLOCK_O rows of weight, SPLITS). EVEN: ``inputs`` is a multiple of BLOCK_I."""
-    block, split = tl.program_id(0), tl.program_id(1)
+    """Grid: (parts of BLOCK_O rows of weight, splits of ``inputs``). EVEN: ``inputs`` is a multiple of BLOCK_I; MERGE
+    bounds the splits.
+    """
+    block, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     inside = tl.arange(0, BLOCK_O)[:, None]
     row = block * BLOCK_O + inside
-    each = tl.cdiv(tl.cdiv(inputs, BLOCK_I), SPLITS) * BLOCK_I
+    each = tl.cdiv(tl.cdiv(inputs, BLOCK_I), splits) * BLOCK_I
     begin = split * each
     end = tl.minimum(begin + each, inputs)
     weight_rows = weight + tl.minimum(row, outputs - 1).to(tl.int64) * weight_row
@@ -111,18 +113,20 @@ def skinny_kernel(
         total = _multiplied(x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN)
     which = tl.arange(0, ROWS)[None, :]
     mask = (row < outputs) & (which < rows)
-    if SPLITS == 1:
+    if MERGE == 1:
         _store(total, out, bias, row, mask, out_row, ROWS, BIAS)
     else:
         SIZE: tl.constexpr = ROWS * BLOCK_O
-        place = parts + block * SPLITS * SIZE + which * BLOCK_O + inside
+        place = parts + block * splits * SIZE + which * BLOCK_O + inside
         tl.store(place + split * SIZE, total, mask=mask)
         # All threads' parts must be stored before the one thread that counts releases them.
         tl.debug_barrier()
         arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
+        if arrived == splits - 1:
             whole = tl.zeros((BLOCK_O, ROWS), tl.float32)
-            for other in tl.static_range(SPLITS):
-                whole += tl.load(place + other * SIZE, mask=mask, other=0.0, cache_modifier=".cg")
+            # Unrolled, so that all parts are asked for at once.
+            for other in tl.static_range(MERGE):
+                here = mask & (other < splits)
+                whole += tl.load(place + other * SIZE, mask=here, other=0.0, cache_modifier=".cg")
             _store(whole, out, bias, row, mask, out_row, ROWS, BIAS)
             tl.store(counters + block, 0)

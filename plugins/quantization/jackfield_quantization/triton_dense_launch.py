@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from jackfield_quantization.triton_dense_kernels import skinny_kernel
-from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, SkinnyShape
+from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, MOST_SPLITS, SkinnyShape
+
+MERGES = (1, 4, MOST_SPLITS)
+"""Bounds of splits that kernels are compiled for."""
 
 
 def skinny_product(
@@ -47,7 +50,7 @@ def skinny_product(
         ROWS=padded,
         BLOCK_O=shape.block_o,
         BLOCK_I=shape.block_i,
-        SPLITS=shape.splits,
+        MERGE=next(bound for bound in MERGES if bound >= shape.splits),
         STAGES=shape.stages,
         EVEN=inputs % shape.block_i == 0,
         MATRIX=shape.matrix,

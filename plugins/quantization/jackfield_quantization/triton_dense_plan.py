@@ -15,6 +15,8 @@ on 24576 by 4096, and 3.1 to 3.7 on half of that or less).
 """
 SMALLEST = 1 << 18
 """Weights of fewer elements are torch's: launching costs more than reading."""
+SHORT = 8 << 20
+"""Programs of weights of so few elements see a tile or two: what counts is to ask for all of it at once."""
 ALIGNMENT = 16
 """Rows of weight must be whole 16-byte loads, which the compiler recognizes at multiples of 16 elements."""
 SPLIT_COST = 0.01
@@ -49,9 +51,9 @@ def skinny_shape(rows: int, outputs: int, inputs: int, cores: int) -> SkinnyShap
         return None
     if rows > 2:
         return filled(SkinnyShape(64, 128, 0, 4, 4, True), outputs, inputs, cores, 2)
-    if outputs * inputs <= 8 << 20:
-        return filled(SkinnyShape(4, 512, 0, 4, 1, False), outputs, inputs, cores, 2)
-    return filled(SkinnyShape(16, 512, 0, 4, 3, False), outputs, inputs, cores, 2)
+    if outputs * inputs <= SHORT:
+        return filled(SkinnyShape(4, 1024, 0, 4, 1, False), outputs, inputs, cores, 2)
+    return filled(SkinnyShape(16 // rows, 512, 0, 4, 3, False), outputs, inputs, cores, 2)
 
 
 def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int) -> SkinnyShape:

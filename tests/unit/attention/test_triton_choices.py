@@ -71,7 +71,7 @@ def test_one_cache_serves_all_three_backends() -> None:
         (16, 1, 100_000, DecodePlan(1, 16, 2)),
         (64, 1, 100_000, DecodePlan(1, 16, 1)),
         (256, 1, 100_000, DecodePlan(1, 16, 1)),
-        (0, 1, 100_000, DecodePlan(1, 16, 33)),
+        (0, 1, 100_000, DecodePlan(1, 16, 64)),
         (4, 5, 100_000, DecodePlan(8, 32, 4)),
     ],
 )
