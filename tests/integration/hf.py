@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,3 +159,11 @@ def _close(value: float) -> Any:
     import pytest
 
     return pytest.approx(value, abs=TOLERANCE)
+
+
+def changed_copy(folder: Path, target: Path, **changes: Any) -> str:
+    """Copy a model with other keys in its config.json."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(target)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 import torch
 from op_checks import BOUNDS, draw
 
+from jackfield.interfaces import LayerInfo, OutputShard, Parallel, ParameterHolder
 from jackfield_quantization.triton_dense_launch import padded_rows, skinny_product
 from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
+from jackfield_quantization.triton_dense_scheme import SkinnyScheme
 
 PLAIN = SkinnyShape(4, 32, 1, 4, 1, matrix=False)
 MATRIX = SkinnyShape(16, 32, 1, 4, 1, matrix=True)
@@ -76,6 +79,58 @@ def test_a_second_launch_with_the_same_counters() -> None:
     counters, shape = torch.zeros(2, dtype=torch.int32), replace(PLAIN, splits=3)
     first, second = (skinny_product(x, weight, None, torch.empty(2, 8), shape, counters) for _ in range(2))
     assert torch.equal(first, second)
+
+
+class Layer:
+    """The least a layer can be."""
+
+    info = LayerInfo("o", 512, (OutputShard("", 512),), Parallel.REPLICATED, dtype="float16")
+    weight = draw(512, 512, dtype=torch.float16, seed=2)
+
+    def get_parameter(self, target: str) -> torch.Tensor:
+        assert target == "weight"
+        return self.weight
+
+    def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+
+class OnFewCores(SkinnyScheme):
+    """The scheme as it is on a device."""
+
+    def finalize(self, layer: ParameterHolder) -> None:
+        self._cores = 4
+        self._counters = torch.zeros(512, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_the_scheme_launches_the_kernel_for_few_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, scheme = Layer(), OnFewCores()
+    scheme.finalize(layer)
+    x, bias = draw(rows, 512, dtype=torch.float16), draw(512, dtype=torch.float16, seed=3)
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    monkeypatch.setattr(torch, "addmm", None)
+    wanted = x.double() @ layer.weight.double().t() + bias.double()
+    out = torch.full((rows, 512), torch.nan, dtype=torch.float16)
+    assert scheme.apply(layer, x, bias, out) is out
+    assert relative_error(out, wanted) < BOUNDS[torch.float16]
+    assert torch.equal(scheme.apply(layer, x, bias), out)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        draw(17, 512, dtype=torch.float16),
+        draw(2, 3, 512, dtype=torch.float16),
+        draw(512, 2, dtype=torch.float16).t(),
+        draw(0, 512, dtype=torch.float16),
+    ],
+    ids=["many rows", "three dimensions", "columns apart", "no rows"],
+)
+def test_the_scheme_leaves_the_rest_to_torch(x: torch.Tensor) -> None:
+    layer, scheme = Layer(), OnFewCores()
+    scheme.finalize(layer)
+    assert torch.equal(scheme.apply(layer, x, None), torch.nn.functional.linear(x, layer.weight))
 
 
 def test_padded_rows() -> None:

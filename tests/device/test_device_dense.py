@@ -1,0 +1,105 @@
+"""Products of few rows on the device, through the scheme, against float64; recorded and replayed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+import torch
+from op_checks import BOUNDS, draw
+from recording import record
+
+from jackfield.interfaces import LayerInfo, OutputShard, Parallel
+from jackfield_platforms.cuda_device import CudaGraphs
+from jackfield_quantization.triton_dense_launch import skinny_product
+from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
+from jackfield_quantization.triton_dense_scheme import SkinnyScheme
+
+pytestmark = pytest.mark.gpu
+
+SIZES = [(6144, 4096), (4096, 12288), (4096, 1024), (1024, 2048), (1000, 2064)]
+
+
+class Layer:
+    """The least a layer can be, finalized."""
+
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.info = LayerInfo("o", inputs, (OutputShard("", outputs),), Parallel.REPLICATED, dtype="bfloat16")
+        self.weight = draw(outputs, inputs, dtype=dtype, device="cuda", seed=2)
+        self.scheme = SkinnyScheme()
+        self.scheme.finalize(self)
+
+    def get_parameter(self, target: str) -> torch.Tensor:
+        assert target == "weight"
+        return self.weight
+
+    def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the scheme's product."""
+        return self.scheme.apply(self, x, bias, out)
+
+
+def cores() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_against_float64(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    layer, bias = Layer(outputs, inputs, dtype), draw(outputs, dtype=dtype, device="cuda", seed=3) * 10
+    for rows in range(1, 18):
+        x = draw(rows, inputs, dtype=dtype, device="cuda", seed=rows)
+        wanted = x.double() @ layer.weight.double().t()
+        assert relative_error(layer.apply(x), wanted) < BOUNDS[dtype]
+        out = torch.full((rows, outputs), torch.nan, dtype=dtype, device="cuda")
+        assert layer.apply(x, bias, out) is out
+        assert relative_error(out, wanted + bias.double()) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (37, 129), (300, 1000)])
+@pytest.mark.parametrize("splits", [1, 3, 16])
+def test_odd_sizes(outputs: int, inputs: int, splits: int) -> None:
+    shapes = [SkinnyShape(o, i, splits, 4, s, False) for o, i, s in ((4, 128, 1), (16, 512, 3))]
+    shapes += [SkinnyShape(o, i, splits, 4, s, True) for o, i, s in ((16, 64, 1), (64, 128, 4))]
+    weight = draw(outputs, inputs, dtype=torch.bfloat16, device="cuda")
+    counters = torch.zeros(outputs, dtype=torch.int32, device="cuda")
+    for shape, rows in itertools.product(shapes, (1, 2, 3, 4, 7, 16)):
+        if shape.matrix or rows <= 4:
+            x = draw(rows, inputs, dtype=torch.bfloat16, device="cuda", seed=rows)
+            found = skinny_product(x, weight, None, x.new_full((rows, outputs), torch.nan), shape, counters)
+            assert relative_error(found, x.double() @ weight.double().t()) < BOUNDS[torch.bfloat16]
+    assert not counters.any()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1024, 3072)])
+def test_a_recorded_product_gives_the_same_on_every_replay(outputs: int, inputs: int, rows: int) -> None:
+    layer = Layer(outputs, inputs)
+    x = draw(rows, inputs, dtype=torch.bfloat16, device="cuda")
+    wanted, out = layer.apply(x), torch.full((rows, outputs), torch.nan, dtype=torch.bfloat16, device="cuda")
+    graphs = CudaGraphs()
+    graph = record(graphs, lambda: [layer.apply(x, None, out) for _ in range(3)])
+    for _ in range(100):
+        out.fill_(torch.nan)
+        graphs.replay(graph)
+        assert torch.equal(out, wanted)
+    x.neg_()
+    graphs.replay(graph)
+    assert torch.equal(out, -wanted)
+
+
+def test_splits_that_arrive_in_any_order_add_up_to_the_same() -> None:
+    shape = skinny_shape(16, 4096, 4096, cores())
+    assert shape is not None
+    assert shape.splits > 1
+    weight, x = (draw(rows, 4096, dtype=torch.bfloat16, device="cuda", seed=rows) for rows in (4096, 16))
+    counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
+    results = [skinny_product(x, weight, None, x.new_empty(16, 4096), shape, counters) for _ in range(50)]
+    assert all(torch.equal(results[0], result) for result in results[1:])
