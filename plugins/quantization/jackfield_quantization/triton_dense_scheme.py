@@ -27,7 +27,8 @@ class SkinnyScheme(DenseScheme):
         if weight_OI.device.type != "cuda" or self._counters is not None:
             return
         self._cores = torch.cuda.get_device_properties(weight_OI.device).multi_processor_count
-        needed = counters_for(*weight_OI.shape, self._cores)
+        outputs, inputs = weight_OI.shape
+        needed = counters_for(outputs, inputs, self._cores)
         self._counters = torch.zeros(max(1, needed), dtype=torch.int32, device=weight_OI.device)
 
     def apply(
@@ -60,4 +61,5 @@ class SkinnyScheme(DenseScheme):
         tensors = [x_TI, weight_OI] if out_TO is None else [x_TI, weight_OI, out_TO]
         if any(t.dtype not in TYPES or t.dtype != x_TI.dtype or t.stride(1) != 1 for t in tensors):
             return None
-        return skinny_shape(len(x_TI), *weight_OI.shape, self._cores)
+        outputs, inputs = weight_OI.shape
+        return skinny_shape(len(x_TI), outputs, inputs, self._cores)

@@ -14,8 +14,8 @@ from jackfield.interfaces import (
     DeviceFacts,
     LayerInfo,
     OutputShard,
-    ParameterHolder,
     Parallel,
+    ParameterHolder,
     QuantizationRequest,
     QuantizedActivation,
 )
@@ -90,7 +90,9 @@ def test_quantized_activations_are_refused() -> None:
 
 
 def test_declaration() -> None:
-    assert (TritonDense.name, TritonDense.kinds, TritonDense.device_types) == ("triton_dense", {""}, {"cuda"})
+    assert TritonDense.name == "triton_dense"
+    assert TritonDense.kinds == {""}
+    assert TritonDense.device_types == {"cuda"}
     assert TritonDense.features == Unquantized.features
     assert TritonDense.dtypes == {"bfloat16", "float16"}
     assert TritonDense.requires == ("triton>=3.2",)
