@@ -112,8 +112,8 @@ def test_old_devices_and_conversion_are_rejected_with_all_reasons() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(0, 4096, 4096), (17, 4096, 4096), (1, 24576, 4096), (1, 151936, 4096), (1, 4096, 4100), (1, 128, 1024)],
-    ids=["no rows", "many rows", "a large weight", "a head", "unaligned rows of weight", "a small weight"],
+    [(0, 4096, 4096), (17, 4096, 4096), (2, 6144, 4096), (16, 6144, 1024), (1, 4096, 4100), (1, 128, 1024)],
+    ids=["no rows", "many rows", "a wide weight", "a small wide weight", "unaligned rows of weight", "a small weight"],
 )
 def test_where_torch_is_as_good(rows: int, outputs: int, inputs: int) -> None:
     assert skinny_shape(rows, outputs, inputs, 132) is None
@@ -124,7 +124,9 @@ def test_where_torch_is_as_good(rows: int, outputs: int, inputs: int) -> None:
 @pytest.mark.parametrize("cores", [1, 108, 132])
 def test_chosen_launches_are_possible(rows: int, outputs: int, inputs: int, cores: int) -> None:
     shape = skinny_shape(rows, outputs, inputs, cores)
-    assert shape is not None
+    if shape is None:
+        assert rows > 1 and outputs > inputs, "only wide weights of several rows are left to torch"
+        return
     assert shape.matrix or rows <= 4
     assert 1 <= shape.splits <= min(MOST_SPLITS, -(-inputs // shape.block_i))
     assert all(size & (size - 1) == 0 for size in (shape.block_o, shape.block_i, shape.warps))
