@@ -36,7 +36,7 @@ demo: setup
 	@echo "==> fetching $(MODEL) (once)"
 	$(BIN)/jackfield pull $(MODEL)
 	@echo "==> $(QUESTION)"
-	$(BIN)/jackfield chat $(MODEL) --message "$(QUESTION)"
+	$(BIN)/jackfield chat $(MODEL) --message "$(QUESTION)" --temperature 0
 
 check: setup
 	@echo "==> lint"

@@ -131,7 +131,7 @@ def test_unknown_quantization(capsys: Capture, text_model: Tiny, tmp_path: Path)
 def test_unread_key(capsys: Capture, text_model: Tiny, tmp_path: Path) -> None:
     folder = changed_copy(text_model.folder, tmp_path / "copy", logit_scale=2.0)
     text = (
-        "error: the configuration holds 1 keys that nothing reads: logit_scale = 2.0\n"
+        "error: nothing reads these keys of the configuration: logit_scale = 2.0\n"
         f"  field: {folder} = ['logit_scale']\n  remedy: use a plugin that knows these keys"
     )
     fails(capsys, "generate", folder, "Hi", text=text)

@@ -98,7 +98,7 @@ class JsonConfigReader:
         if left:
             listing = ", ".join(f"{key} = {value!r}" for key, value in left.items())
             raise CheckpointError(
-                f"the configuration holds {len(left)} keys that nothing reads: {listing}",
+                f"nothing reads these keys of the configuration: {listing}",
                 field=self._path,
                 value=sorted(left),
                 remedy="use a plugin that knows these keys; running without them could compute wrong results",

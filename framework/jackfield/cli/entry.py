@@ -14,7 +14,7 @@ from cyclopts import CycloptsError
 
 from jackfield.cli.app import COMMANDS_WITH_ENGINE, add_plugin_commands, build_app
 from jackfield.cli.flags import EngineFlags, extract, suggest
-from jackfield.errors import JackfieldError
+from jackfield.errors import EngineDeadError, JackfieldError
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +29,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except JackfieldError as error:
-        return _fail(f"error: {error}", 2, traceback)
+        # 2 is for what the user can mend; an engine that died is not.
+        return _fail(f"error: {error}", 1 if isinstance(error, EngineDeadError) else 2, traceback)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}\n  remedy: run again with --traceback to see where"
         return _fail(text, 1, traceback)

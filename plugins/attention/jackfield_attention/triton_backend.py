@@ -102,7 +102,7 @@ def _limits(request: AttentionRequest) -> list[Reason]:
         found.append(Reason("value_head_size", "value_head_size", detail))
     if request.cache_dtype not in ("", request.dtype):
         detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
-        found.append(Reason("cache_dtype", "cache_dtype", detail, f"set cache.dtype to {request.dtype}"))
+        found.append(Reason("cache_dtype", "cache_dtype", detail, f"set cache.cache_dtype to {request.dtype}"))
     if request.local_heads > LARGEST_GROUP * request.local_kv_heads:
         detail = f"{request.local_heads} query heads on {request.local_kv_heads} cache heads are more than 64 to one"
         found.append(Reason("group", "num_heads", detail))

@@ -53,8 +53,8 @@ class NgramIndex:
             sequence = np.ascontiguousarray(tokens[slot, :length], dtype=np.int32)
             end = self._last_match(slot, sequence)
             if end:
-                found = sequence[end : end + wanted]
-                drafts[row, : len(found)] = found
+                # A match that reaches into itself is a loop: what follows it goes on with what was just proposed.
+                drafts[row, :wanted] = sequence[end + np.arange(wanted) % (length - end)]
         return drafts
 
     def forget(self, slots: Sequence[int]) -> None:

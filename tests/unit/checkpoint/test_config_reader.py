@@ -41,7 +41,7 @@ def test_finish_lists_everything() -> None:
     reader = JsonConfigReader({"a": 1, "b": "x", "c": 2}, path="m/config.json")
     with pytest.raises(CheckpointError) as caught:
         reader.finish(extra_allowed=["c"])
-    assert caught.value.message == "the configuration holds 2 keys that nothing reads: a = 1, b = 'x'"
+    assert caught.value.message == "nothing reads these keys of the configuration: a = 1, b = 'x'"
     assert (caught.value.field, caught.value.value) == ("m/config.json", ["a", "b"])
 
 

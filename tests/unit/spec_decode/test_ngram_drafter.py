@@ -47,8 +47,21 @@ def brute_force(tokens: Sequence[int], shortest: int, longest: int, count: int) 
         suffix = list(tokens[len(tokens) - size :])
         for end in range(len(tokens) - 1, size - 1, -1):
             if len(tokens) > size and list(tokens[end - size : end]) == suffix:
-                return list(tokens[end : end + count])
+                return continued(tokens, end, count)
     return []
+
+
+def continued(tokens: Sequence[int], end: int, count: int) -> list[int]:
+    """Copy token by token from ``end`` on, what was copied included."""
+    grown = list(tokens)
+    for at in range(count):
+        grown.append(grown[end + at])
+    return grown[len(tokens) :]
+
+
+def test_a_loop_goes_on_past_the_end_of_the_context() -> None:
+    assert propose(build(min_n=2, max_n=2), {0: [9, 5, 6, 5, 6]}) == [[5, 6, 5]]
+    assert propose(build(min_n=2, max_n=4), {0: [4, 7, 7, 7, 7]}) == [[7, 7, 7]]
 
 
 def test_it_continues_the_most_recent_occurrence() -> None:
@@ -123,7 +136,7 @@ def test_a_match_is_always_a_real_one(first: list[int], second: list[int]) -> No
     propose(drafter, {0: first})
     (drafts,) = propose(drafter, {0: second})
     continuations = [
-        second[end : end + 2]
+        continued(second, end, 2)
         for size in (2, 3)
         for end in range(size, len(second))
         if second[end - size : end] == second[len(second) - size :]
