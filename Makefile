@@ -12,14 +12,14 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo check test test-full docs-config
+.PHONY: help setup demo check test test-slow test-kernels test-full docs-config
 
 help:
 	@echo "make setup        make .venv and install Jackfield and its tools into it"
 	@echo "make demo         fetch a small model and let it answer a question"
 	@echo "make check        lint, types, import contracts, unit tests"
 	@echo "make test         check, guards, and integration tests that are not slow"
-	@echo "make test-full    all tests that this machine can run"
+	@echo "make test-full    test, the slow tests, and the Triton kernels in the interpreter"
 	@echo "make docs-config  write docs/reference/config.md and docs/reference/cli.md anew"
 
 setup: $(STAMP)
@@ -53,9 +53,16 @@ test: check
 	@echo "==> guards, conformance and integration tests"
 	$(BIN)/python -m pytest -q $(wildcard tests/guards tests/conformance tests/integration) -m "not slow and not gpu"
 
-test-full: setup
-	@echo "==> all tests"
-	$(BIN)/python -m pytest -q tests -m "not gpu"
+test-kernels: setup
+	@echo "==> Triton kernels in the interpreter, in a process of their own"
+	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels
+
+test-slow: setup
+	@echo "==> slow tests"
+	$(BIN)/python -m pytest -q tests -m "slow and not gpu" --ignore=tests/kernels --ignore=tests/device
+
+test-full: test test-slow test-kernels
 
 docs-config: setup
 	$(BIN)/python -m jackfield.cli.reference

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import triton
 from op_checks import angles_of
-from paged_case import Case, Shape, attended, limits_of, make_case
+from paged_case import Case, Shape, attend, limits_of, make_case
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jackfield.interfaces import OPS, OpRequest
+from jackfield.interfaces import OPS, AttentionBackend, DeviceFacts, OpRequest
 from jackfield.interfaces.plugin import Settings
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
@@ -27,6 +27,9 @@ from jackfield_attention.triton_backend import TritonBackend
 from jackfield_ops.triton_ops import TritonOps
 
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int64": "*i64"}
+WAIT = "griddepcontrol.wait"
+LOAD = re.compile(r"\b(ld\.global|cp\.async\.c[ag]\.)")
+STORE = re.compile(r"\b(st\.global|red\.|atom\.)")
 RESOURCES = re.compile(r"(\d+) bytes spill stores.*?Used (\d+) registers", re.DOTALL)
 
 
@@ -51,7 +54,8 @@ class Compiler:
                 hints[(index,)] = [["tt.divisibility", 16]]
             signature[parameter.name] = kind
         built = triton.compile(ASTSource(kernel, signature, constants, hints), target=self.target, options=options)
-        spills, registers = _resources(built.asm["ptx"], self.target.arch)
+        ptx = built.asm["ptx"]
+        spills, registers = _resources(ptx, self.target.arch)
         self.rows.append(
             {
                 "case": self.label,
@@ -59,10 +63,25 @@ class Compiler:
                 "spilled_bytes": spills,
                 "registers": registers,
                 "shared_bytes": built.metadata.shared,
-                "wgmma": "wgmma.mma_async" in built.asm["ptx"],
-                "mma": "mma.sync" in built.asm["ptx"],
+                "wgmma": "wgmma.mma_async" in ptx,
+                "mma": "mma.sync" in ptx,
+                **_overlap(ptx, bool(options.get("launch_pdl"))),
             }
         )
+
+
+def _overlap(ptx: str, launched: bool) -> dict[str, Any]:
+    """Return whether the launch is a programmatic dependent one, and what its text says of waiting."""
+    before, _, after = ptx.partition(WAIT)
+    return {
+        "pdl": launched,
+        "waits": ptx.count(WAIT),
+        "releases": ptx.count("griddepcontrol.launch_dependents"),
+        "loads_before": len(LOAD.findall(before)),
+        "stores_before": len(STORE.findall(before)),
+        "stores": len(STORE.findall(ptx)),
+        "loads_after": len(LOAD.findall(after)),
+    }
 
 
 def _type_of(value: Any) -> tuple[str, bool]:
@@ -90,8 +109,9 @@ def _resources(ptx: str, capability: int) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def launch_ops() -> None:
+def launch_ops(pdl: bool) -> None:
     """Launch every op in bfloat16."""
+    settings, device = Settings({"pdl": pdl}), DeviceFacts("cuda", capability=(9, 0))
     weight = torch.ones(4096, dtype=torch.bfloat16)
     x = torch.ones(4, 4096, dtype=torch.bfloat16)
     arguments: dict[str, tuple[Any, ...]] = {
@@ -100,24 +120,35 @@ def launch_ops() -> None:
         "rotary": (x.view(4, 32, 128), angles_of(4, 128)),
     }
     for op in OPS:
-        TritonOps.build(op, OpRequest(kind=op), Settings())(*arguments.get(op, (x,)))
-    TritonOps.build("rms_norm", OpRequest(kind="rms_norm"), Settings())(x.view(4, 32, 128), weight[:128], 1e-6)
+        TritonOps.build(op, OpRequest(kind=op, device=device), settings)(*arguments.get(op, (x,)))
+    norm = TritonOps.build("rms_norm", OpRequest(kind="rms_norm", device=device), settings)
+    norm(x.view(4, 32, 128), weight[:128], 1e-6)
 
 
-def launch_attention(size: int, block: int, dtype: str = "bfloat16", **options: Any) -> None:
+def launch_case(backend: type[AttentionBackend], shape: Shape, pdl: bool) -> None:
+    """Launch what attends; the tensors are on no device, so the layer cannot know that it may overlap."""
+    case = make_case(backend, shape)
+    builder, layer = backend.metadata_builder(case.env), backend.layer(case.env, 0)
+    builder.allocate(limits_of(case))
+    layer.pdl = pdl
+    attend(layer, case, builder.build(case.step))
+
+
+def launch_attention(size: int, block: int, dtype: str = "bfloat16", pdl: bool = True, **options: Any) -> None:
     """Launch decode, prefill and what moves keys and values."""
     sizes = {"heads": 8, "kv_heads": 2, "size": size, "block": block, "dtype": dtype, **options}
     for splits in (1, 33):
         decode = Shape([1, 1], [200, 40], settings={"decode_splits": splits}, **sizes)
-        attended(TritonBackend, make_case(TritonBackend, decode))
-    attended(TritonBackend, make_case(TritonBackend, Shape([1, 70], [200, 90], **sizes)))
-    attended(TritonBackend, make_case(TritonBackend, Shape([3, 3], [200, 90], **sizes)))
+        launch_case(TritonBackend, decode, pdl)
+    launch_case(TritonBackend, Shape([1, 70], [200, 90], **sizes), pdl)
+    launch_case(TritonBackend, Shape([3, 3], [200, 90], **sizes), pdl)
 
 
-def launch_moves(block: int) -> None:
+def launch_moves(block: int, pdl: bool) -> None:
     """Launch write, prepare and gather."""
     flash = make_case(FlashAttnBackend, Shape([1, 70], [200, 90], 32, 8, 128, block, dtype="bfloat16"))
     layer = FlashLayer(flash.env)
+    layer.pdl = pdl
     weight = torch.ones(128, dtype=torch.bfloat16)
     k, v = (flash.qkv[:, i * 1024 : (i + 1) * 1024].view(-1, 8, 128) for i in (4, 5))
     layer.write(k, v, flash.cache, flash.step.slots)
@@ -137,13 +168,13 @@ def main(capability: int) -> None:
     """Compile everything."""
     compiler = Compiler(capability)
     triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
-    compiler.label = "ops"
-    launch_ops()
-    compiler.label = "moves"
-    launch_moves(64)
-    launch_moves(16)
+    for compiler.label, pdl in (("ops", True), ("ops, apart", False)):
+        launch_ops(pdl)
+    for compiler.label, block, pdl in (("moves", 64, True), ("moves, small", 16, True), ("moves, apart", 64, False)):
+        launch_moves(block, pdl)
     attention: dict[str, dict[str, Any]] = {
         "head 128, block 64": {"size": 128, "block": 64},
+        "head 128, block 64, apart": {"size": 128, "block": 64, "pdl": False},
         "head 128, block 16": {"size": 128, "block": 16},
         "head 64, window, sinks": {"size": 64, "block": 64, "window": 100, "sinks": True},
         "head 80, softcap": {"size": 80, "block": 16, "softcap": 30.0},

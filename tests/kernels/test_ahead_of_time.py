@@ -19,6 +19,11 @@ KERNELS = {
     *("write_kernel", "gather_kernel", "qk_norm_rope_write_kernel", "decode_kernel", "prefill_kernel"),
 }
 
+OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"}
+"""Kernels of a decode step."""
+WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel"}
+"""Those that read something before they wait."""
+
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
@@ -46,3 +51,23 @@ def test_matrix_units_are_used(rows: list[dict[str, Any]]) -> None:
 def test_usual_shapes_spill_nothing(rows: list[dict[str, Any]]) -> None:
     usual = [row for row in rows if row["case"] not in ("float32", "head 256")]
     assert [row for row in usual if row["spilled_bytes"]] == []
+
+
+def test_kernels_of_a_decode_step_are_compiled_to_overlap_and_to_follow(rows: list[dict[str, Any]]) -> None:
+    assert {row["kernel"] for row in rows if row["pdl"]} == OVERLAPPED
+    assert {row["kernel"] for row in rows if not row["pdl"]} == KERNELS
+    assert all("apart" in row["case"] for row in rows if row["kernel"] in OVERLAPPED and not row["pdl"])
+
+
+def test_overlapped_kernels_wait_before_they_write(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        expected = (1, 1) if row["pdl"] else (0, 0)
+        assert (row["waits"], row["releases"]) == expected, row
+        assert row["stores"] > 0, row
+        assert not row["pdl"] or row["stores_before"] == 0, row
+
+
+def test_overlapped_kernels_read_weights_alone_before_they_wait(rows: list[dict[str, Any]]) -> None:
+    overlapped = [row for row in rows if row["pdl"]]
+    assert {row["kernel"] for row in overlapped if row["loads_before"]} == WITH_WEIGHTS
+    assert all(row["loads_after"] for row in overlapped)

@@ -18,7 +18,7 @@ import torch
 from op_checks import BOUNDS, draw
 
 from jackfield.interfaces import LayerInfo, OutputShard, Parallel, ParameterHolder
-from jackfield_quantization.triton_dense_launch import padded_rows, skinny_product
+from jackfield_quantization.triton_dense_launch import padded_rows, skinny_product, splits_used, tiles_ahead
 from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
 from jackfield_quantization.triton_dense_scheme import SkinnyScheme
 
@@ -138,6 +138,17 @@ def test_padded_rows() -> None:
     assert [padded_rows(rows, MATRIX) for rows in (1, 16)] == [16, 16]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "splits", "used", "ahead"),
+    [(32, 1, 1, 1), (33, 1, 1, 2), (320, 1, 1, 2), (320, 3, 3, 2), (160, 4, 3, 1), (16, 7, 1, 1), (224, 2, 2, 2)],
+)
+def test_splits_without_a_tile_are_not_launched(inputs: int, splits: int, used: int, ahead: int) -> None:
+    shape = replace(PLAIN, splits=splits)
+    assert splits_used(inputs, shape) == used
+    assert tiles_ahead(inputs, shape) == ahead
+    assert tiles_ahead(inputs, replace(shape, stages=3)) == 1
+
+
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -159,6 +170,14 @@ def test_matrix_units_are_used_where_chosen(compiled: list[dict[str, Any]]) -> N
     assert all((row["wgmma"] or row["mma"]) == row["matrix"] for row in compiled)
 
 
+def test_overlapped_products_read_weights_and_write_nothing_before_they_wait(compiled: list[dict[str, Any]]) -> None:
+    for row in compiled:
+        expected = (1, 1) if row["pdl"] else (0, 0)
+        assert (row["waits"], row["releases"]) == expected, row
+        assert not row["pdl"] or (row["loads_before"] > 0 and row["stores_before"] == 0 and row["stores"] > 0), row
+    assert {row["pdl"] for row in compiled} == {True, False}
+
+
 def chosen() -> dict[tuple[SkinnyShape, int], tuple[int, int, int]]:
     """Return what is launched for well-known models on 132 multiprocessors, each kernel once, with its sizes."""
     found = {}
@@ -176,12 +195,14 @@ def main() -> None:
 
     compiler = Compiler(90)
     triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
-    for (shape, padded), (rows, outputs, inputs) in chosen().items():
-        compiler.label = f"{shape} {padded}"
+    launches = [(launch, sizes, True) for launch, sizes in chosen().items()]
+    launches += [(launch, sizes, False) for launch, sizes, _ in launches if sizes[0] in (1, 16)]
+    for (shape, padded), (rows, outputs, inputs), pdl in launches:
+        compiler.label = f"{shape} {padded} {pdl}"
         x, weight, out = (
             torch.empty(size, dtype=torch.bfloat16) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
         )
-        skinny_product(x, weight, None, out, shape, torch.zeros(outputs, dtype=torch.int32))
+        skinny_product(x, weight, None, out, shape, torch.zeros(outputs, dtype=torch.int32), pdl)
         compiler.rows[-1]["matrix"] = shape.matrix
     sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
 

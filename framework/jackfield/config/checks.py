@@ -52,9 +52,16 @@ def _contradictions(config: EngineConfig) -> Iterator[Problem]:
         message = f"a step of {tokens} tokens cannot hold {sequences} sequences"
         remedy = f"set scheduler.max_num_seqs to at most {tokens}, or raise scheduler.max_num_batched_tokens"
         yield _problem(config, "scheduler.max_num_batched_tokens", message, remedy)
+    names = config.sampling.logits_processors
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        message = f"logits processors are named twice: {', '.join(twice)}"
+        yield _problem(config, "sampling.logits_processors", message, "name each once")
 
 
 def _inert(config: EngineConfig) -> Iterator[Problem]:
+    if config.cache.kv_events and not config.cache.enable_prefix_caching:
+        message = "cache.kv_events does nothing without prefix caching"
+        yield _problem(config, "cache.kv_events", message, "leave cache.enable_prefix_caching on")
     if config.speculative.method is not None:
         return
     for field in ("speculative.num_speculative_tokens", "speculative.model"):

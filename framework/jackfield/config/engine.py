@@ -28,7 +28,9 @@ FAMILY_FIELDS: Mapping[str, str] = {
     "attention_backends": "attention",
     "ops": "ops",
 }
-"""The section that holds the user's word on each family; drafters are chosen by ``speculative.method``."""
+"""The section that holds the user's word on each family; drafters are chosen by ``speculative.method`` and
+scheduling policies by ``scheduler.policy``.
+"""
 
 
 class EngineConfig(ConfigTree):
@@ -53,10 +55,19 @@ class EngineConfig(ConfigTree):
         """The user's word on the drafter: ``speculative.method`` is forced."""
         return Selection(force=self.speculative.method)
 
+    @property
+    def scheduling_policy(self) -> Selection:
+        """The user's word on the order of requests: ``scheduler.policy`` is forced, its default included, so that
+        no installed plugin changes the order by being there.
+        """
+        return Selection(force=self.scheduler.policy)
+
     def selection(self, family: str) -> Selection:
         """Return the user's word on a family; an empty one for families that configuration does not choose."""
         if family == "drafters":
             return self.drafter
+        if family == "scheduling_policies":
+            return self.scheduling_policy
         field = FAMILY_FIELDS.get(family)
         return Selection() if field is None else self.get(field)
 

@@ -19,6 +19,7 @@ from jackfield.errors import did_you_mean
 _FLAT_SECTIONS = ("model", "cache", "scheduler", "parallel")
 _FLAT_EXTRA: dict[str, Path] = {
     "num_speculative_tokens": ("speculative", "num_speculative_tokens"),
+    "logits_processors": ("sampling", "logits_processors"),
     "log_level": ("log", "level"),
     "stats_interval": ("log", "stats_interval"),
 }

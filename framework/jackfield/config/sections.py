@@ -57,6 +57,8 @@ class CacheSection(Section):
     """Part of the device's memory that the engine may use, above 0 and up to 1."""
     enable_prefix_caching: bool = True
     """Reuse cache blocks of prompts that begin alike."""
+    kv_events: bool = False
+    """Tell hook plugins (`kv_events`) which prefixes the cache holds, step by step."""
 
 
 class SchedulerSection(Section):
@@ -70,8 +72,8 @@ class SchedulerSection(Section):
     """Split long prompts over several steps."""
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
     """Most tokens of one prompt in a step; 0 for no limit of its own."""
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    """Order of waiting requests: first come first served, or by priority."""
+    policy: str = "fcfs"
+    """Order of requests: `fcfs` (first come, first served), `priority`, or the name of another scheduling policy."""
     max_waiting: Positive | None = None
     """Most waiting requests; further ones are refused. No limit when not set."""
     async_scheduling: bool | None = None
@@ -96,6 +98,13 @@ class SpeculativeSection(Section):
     """Drafts in a step."""
     model: str | None = None
     """The draft checkpoint, for drafters that need one."""
+
+
+class SamplingSection(Section):
+    """How tokens are chosen, for all requests."""
+
+    logits_processors: tuple[str, ...] = ()
+    """Logits processors that are active, by name, in the order in which they are applied."""
 
 
 class LogSection(Section):

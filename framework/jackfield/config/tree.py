@@ -13,6 +13,7 @@ from jackfield.config.sections import (
     LogSection,
     ModelSection,
     ParallelSection,
+    SamplingSection,
     SchedulerSection,
     SpeculativeSection,
 )
@@ -42,6 +43,8 @@ class ConfigTree(Section):
     """How many devices share a model."""
     speculative: SpeculativeSection = SpeculativeSection()
     """Speculative decoding."""
+    sampling: SamplingSection = SamplingSection()
+    """How tokens are chosen, for all requests."""
     generation: dict[str, Any] = Field(default_factory=dict)
     """Sampling parameters that replace the model's own defaults (`temperature`, `top_p`, ...)."""
     log: LogSection = LogSection()

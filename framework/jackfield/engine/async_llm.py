@@ -11,10 +11,12 @@ from typing import Any
 from jackfield.config import EngineConfig
 from jackfield.engine.core_client import CoreClient
 from jackfield.engine.input_processor import InputProcessor, Prompt
+from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
 from jackfield.engine.outputs import RequestOutput
-from jackfield.engine.setup import Prepared, Progress, prepare
+from jackfield.engine.setup import Prepared, Progress, check_room, prepare
 from jackfield.errors import EngineDeadError, JackfieldError, RequestError
+from jackfield.metrics import EngineMetrics
 from jackfield.oracle.report import DecisionReport
 from jackfield.protocol import SamplingParams
 from jackfield.tokenizer import Tokenizer
@@ -31,11 +33,12 @@ class AsyncLLM:
         await llm.shutdown()
     """
 
-    def __init__(self, prepared: Prepared, client: CoreClient, inputs: InputProcessor) -> None:
+    def __init__(self, prepared: Prepared, client: CoreClient, inputs: InputProcessor, free_blocks: int = 0) -> None:
         self._prepared = prepared
         self._client = client
         self._inputs = inputs
         self._outputs = OutputProcessor(prepared.tokenizer)
+        self._news = News(prepared.hooks, free_blocks)
         self._queues: dict[str, Outputs] = {}
         self._ids = itertools.count()
         self._dead: EngineDeadError | None = None
@@ -68,7 +71,7 @@ class AsyncLLM:
         except BaseException:
             client.close()
             raise
-        llm = cls(prepared, client, prepared.input_processor(ready.max_model_len))
+        llm = cls(prepared, client, prepared.input_processor(ready.max_model_len), ready.num_blocks)
         prepared.hooks.emit("engine_started", engine=llm)
         return llm
 
@@ -150,6 +153,27 @@ class AsyncLLM:
         if core_ids and self._dead is None:
             await self._client.abort(core_ids)
 
+    def metrics(self) -> EngineMetrics:
+        """Return what the engine has done since it started, and how things stood after the last step that was told."""
+        return self._news.metrics.snapshot()
+
+    async def pause(self) -> None:
+        """Stop running requests; returns when no step runs any more. Requests stay where they are, new ones wait, and
+        all go on after :meth:`resume`.
+
+        Raises:
+            EngineDeadError: the engine died.
+        """
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`.
+
+        Raises:
+            EngineDeadError: the engine died.
+        """
+        await self._set_paused(False)
+
     async def shutdown(self) -> None:
         """Stop the engine process. Requests that still run fail with EngineDeadError."""
         self._prepared.hooks.emit("engine_stopping", engine=self)
@@ -159,12 +183,17 @@ class AsyncLLM:
         self._fail(EngineDeadError("the engine was shut down"))
         await self._client.stop()
 
+    async def _set_paused(self, on: bool) -> None:
+        if self._dead is not None:
+            raise self._dead
+        await self._client.pause(on)
+
     async def _submit(self, name: str, prompt: Prompt, params: SamplingParams, priority: int) -> Outputs:
         if self._dead is not None:
             raise self._dead
         if name in self._queues:
             raise RequestError("a request with this id is running", field="request_id", value=name)
-        self._check_room()
+        check_room(self.config, self._outputs.num_requests())
         processed = self._inputs.prompt(prompt)
         requests = self._inputs.requests(name, processed, params, priority)
         queue: Outputs = asyncio.Queue()
@@ -173,16 +202,6 @@ class AsyncLLM:
         await self._client.add(requests)
         return queue
 
-    def _check_room(self) -> None:
-        limit, running = self.config.scheduler.max_waiting, self.config.scheduler.max_num_seqs
-        if limit is not None and self._outputs.num_requests() >= running + limit:
-            raise RequestError(
-                "too many requests are waiting",
-                field="scheduler.max_waiting",
-                value=limit,
-                remedy="try again later, or raise max_waiting",
-            )
-
     async def _run(self) -> None:
         """Carry outputs of the engine process to those who wait for them."""
         try:
@@ -190,6 +209,7 @@ class AsyncLLM:
                 outputs, to_abort = self._outputs.process(core_output)
                 if to_abort:
                     await self._client.abort(to_abort)
+                self._news.step(core_output)
                 for output in outputs:
                     self._hand_over(output)
         except EngineDeadError as error:
@@ -200,13 +220,10 @@ class AsyncLLM:
         queue = self._queues.get(output.request_id)
         if queue is not None:
             queue.put_nowait(output)
-        if output.finished:
-            reason = output.outputs[0].finish_reason or ""
-            self._prepared.hooks.emit(
-                "request_finished", request_id=output.request_id, finish_reason=reason, stats=output.metrics
-            )
+        self._news.request(output)
 
     def _fail(self, error: EngineDeadError) -> None:
         self._dead = self._dead or error
+        self._client.give_up(error)
         for queue in self._queues.values():
             queue.put_nowait(error)

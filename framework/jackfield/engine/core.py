@@ -16,7 +16,6 @@ from jackfield.layers.composite import Composite
 from jackfield.oracle.resolution import AttentionDecision, Resolution
 from jackfield.protocol import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
 from jackfield.scheduler import Scheduler, SchedulerLimits
-from jackfield.scheduler.policy import POLICIES
 from jackfield.worker import WorkerSpec
 from jackfield.worker.build import AttentionChoice
 
@@ -57,8 +56,9 @@ class EngineCore:
             self.plan.num_blocks,
             self._limits.max_num_seqs,
             caching=config.cache.enable_prefix_caching,
+            events=config.cache.kv_events,
         )
-        self.scheduler = Scheduler(self._limits, cache, POLICIES[config.scheduler.policy]())
+        self.scheduler = Scheduler(self._limits, cache, resolution.policy.policy.build(resolution.policy.settings))
         self._overlapped = bool(config.scheduler.async_scheduling)
         self._in_flight: InFlight | None = None
         self._dead: BaseException | None = None
@@ -78,6 +78,16 @@ class EngineCore:
     def abort(self, request_id: str) -> bool:
         """End a request; returns False when it is unknown or over."""
         return self.scheduler.abort(request_id)
+
+    def pause(self) -> None:
+        """Plan no further step. Steps in flight are accounted as long as :meth:`has_work` says so; requests stay where
+        they are, with what they hold, and new ones may be added.
+        """
+        self.scheduler.paused = True
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self.scheduler.paused = False
 
     def has_work(self) -> bool:
         """Return whether :meth:`step` has anything to do."""
@@ -150,6 +160,7 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         load_format=config.model.load_format,
         seed=config.model.seed or 0,
         open_tensors=open_tensors,
+        processors=tuple((p.processor, p.settings) for p in resolution.processors),
     )
 
 

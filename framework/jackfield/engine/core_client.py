@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,20 @@ import zmq
 import zmq.asyncio
 
 from jackfield.engine.core_process import ProcessSpec, run
-from jackfield.engine.messages import Abort, Add, Command, Failed, Notice, Ready, Stepped, Stop, decode_notice, encode
+from jackfield.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Failed,
+    Notice,
+    Pause,
+    Paused,
+    Ready,
+    Stepped,
+    Stop,
+    decode_notice,
+    encode,
+)
 from jackfield.engine.setup import Prepared
 from jackfield.errors import EngineDeadError, PluginError
 from jackfield.oracle.report import DecisionReport
@@ -45,6 +59,7 @@ class CoreClient:
             target=run, args=(spec,), name="jackfield-engine", daemon=True
         )
         self._closed = False
+        self._answers: deque[asyncio.Future[None]] = deque()
 
     async def start(self) -> Ready:
         """Start the process and wait until it can serve.
@@ -77,6 +92,24 @@ class CoreClient:
         if not self._closed:
             await self._send(Abort(request_ids))
 
+    async def pause(self, on: bool) -> None:
+        """Stop planning steps, or go on; returns when no step runs any more. Needs a reader of :meth:`outputs`.
+
+        Raises:
+            EngineDeadError: the process died before it answered.
+        """
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        await self._send(Pause(on))
+        await answer
+
+    def give_up(self, error: EngineDeadError) -> None:
+        """Fail those who wait for an answer."""
+        while self._answers:
+            answer = self._answers.popleft()
+            if not answer.done():
+                answer.set_exception(error)
+
     async def outputs(self) -> AsyncIterator[EngineCoreOutput]:
         """Yield what steps bring.
 
@@ -87,6 +120,8 @@ class CoreClient:
             notice = await self._next()
             if isinstance(notice, Failed):
                 raise EngineDeadError(f"the engine process stopped: {notice.error}")
+            if isinstance(notice, Paused):
+                self._answer()
             if isinstance(notice, Stepped):
                 yield notice.output
 
@@ -110,6 +145,12 @@ class CoreClient:
             self.process.join(STOP_SECONDS)
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answer(self) -> None:
+        """Wake the one who asked first; commands are answered in order."""
+        answer = self._answers.popleft()
+        if not answer.done():
+            answer.set_result(None)
 
     async def _send(self, command: Command) -> None:
         await self._commands.send(encode(command))

@@ -10,7 +10,19 @@ from typing import Any
 import zmq
 
 from jackfield.engine.core import EngineCore
-from jackfield.engine.messages import Abort, Add, Command, Failed, Ready, Stepped, Stop, decode_command, encode
+from jackfield.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Failed,
+    Pause,
+    Paused,
+    Ready,
+    Stepped,
+    Stop,
+    decode_command,
+    encode,
+)
 from jackfield.oracle.resolution import Resolution
 from jackfield.registry import Manifest, Registry
 
@@ -51,7 +63,8 @@ def _serve(spec: ProcessSpec, commands: Any, notices: Any) -> None:
     registry = Registry.from_manifest(spec.manifest)
     digest = registry.manifest(registry.refs()).digest
     core = EngineCore(spec.resolution)
-    notices.send(encode(Ready(digest, core.plan.max_model_len, core.plan.num_tokens)))
+    free_blocks = core.scheduler.cache.pool.num_free
+    notices.send(encode(Ready(digest, core.plan.max_model_len, core.plan.num_tokens, free_blocks)))
     with contextlib.closing(_Loop(core, commands, notices)) as loop:
         while loop.turn():
             pass
@@ -68,10 +81,23 @@ class _Loop:
         while not self._core.has_work() or self._commands.poll(0):
             if not self._take(decode_command(self._commands.recv())):
                 return False
-        output = self._core.step()
-        if output.events:
-            self._notices.send(encode(Stepped(output)))
+        self._step()
         return True
+
+    def _step(self) -> None:
+        output = self._core.step()
+        # The step after which nothing is left to do is told for its counters.
+        if output.events or output.kv_events or not self._core.has_work():
+            self._notices.send(encode(Stepped(output)))
+
+    def _pause(self, on: bool) -> None:
+        if on:
+            self._core.pause()
+            while self._core.has_work():
+                self._step()
+        else:
+            self._core.resume()
+        self._notices.send(encode(Paused(on)))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -84,4 +110,6 @@ class _Loop:
         elif isinstance(command, Abort):
             for request_id in command.request_ids:
                 self._core.abort(request_id)
+        elif isinstance(command, Pause):
+            self._pause(command.on)
         return not isinstance(command, Stop)

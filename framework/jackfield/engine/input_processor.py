@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jackfield.errors import RequestError, did_you_mean
+from jackfield.interfaces import LogitsProcessor
 from jackfield.protocol import EngineCoreRequest, SamplingParams
 from jackfield.tokenizer import Tokenizer
 
@@ -26,13 +27,14 @@ class ProcessorLimits:
 
     Args:
         vocab_size: of the model. max_model_len: prompt and output. eos_token_ids: of the model. seed: base for requests
-            without a seed; None draws fresh ones.
+            without a seed; None draws fresh ones. processors: active logits processors.
     """
 
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     seed: int | None = None
+    processors: tuple[type[LogitsProcessor], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class InputProcessor:
         """
         self._check_params(params)
         room = self._limits.max_model_len - len(prompt.ids)
-        seed = self._seed(params)
+        seed, processors = self._seed(params), self._processors(params)
         made = []
         for index in range(params.n):
             made.append(
@@ -102,6 +104,7 @@ class InputProcessor:
                     arrival=next(self._arrivals),
                     cache_salt=prompt.cache_salt,
                     bad_words=self._bad_words(params),
+                    processors=processors,
                 )
             )
         return made
@@ -162,6 +165,13 @@ class InputProcessor:
                     remedy=f"use ids from 0 to {self._limits.vocab_size - 1}",
                 )
 
+    def _processors(self, params: SamplingParams) -> list[str]:
+        """Return the logits processors that want a request; none when it is greedy and none can change its tokens."""
+        wanted = [processor for processor in self._limits.processors if _wants(processor, params)]
+        if params.is_greedy and all(processor.argmax_invariant for processor in wanted):
+            return []
+        return [processor.name for processor in wanted]
+
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:
             return params.seed
@@ -180,6 +190,21 @@ class InputProcessor:
                 if ids and ids not in found:
                     found.append(ids)
         return found
+
+
+def _wants(processor: type[LogitsProcessor], params: SamplingParams) -> bool:
+    try:
+        return bool(processor.wants(params))
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(
+            f"logits processor '{processor.name}' cannot tell whether it wants the request: "
+            f"{type(error).__name__}: {error}",
+            field="sampling_params.extra_args",
+            value=params.extra_args,
+            remedy="correct extra_args, or report it to the plugin's owner",
+        ) from error
 
 
 def _unpack(prompt: Mapping[str, Any]) -> tuple[Any, str]:

@@ -14,11 +14,13 @@ from jackfield.config import EngineConfig
 from jackfield.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from jackfield.engine.core import EngineCore
 from jackfield.engine.input_processor import Prompt
+from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
 from jackfield.engine.outputs import RequestOutput
-from jackfield.engine.setup import Progress, prepare
+from jackfield.engine.setup import Progress, check_room, prepare
 from jackfield.errors import RequestError
 from jackfield.interfaces import Plugin
+from jackfield.metrics import EngineMetrics
 from jackfield.oracle.report import DecisionReport
 from jackfield.protocol import OutputKind, SamplingParams
 from jackfield.tokenizer import Tokenizer
@@ -67,6 +69,7 @@ class LLM:
         self._inputs = self._prepared.input_processor(self._core.plan.max_model_len)
         self._outputs = OutputProcessor(self._prepared.tokenizer)
         self._hooks = self._prepared.hooks
+        self._news = News(self._hooks, self._core.scheduler.cache.pool.num_free)
         self._ids = itertools.count()
         self._enqueued: list[str] = []
         self._done: dict[str, RequestOutput] = {}
@@ -129,6 +132,7 @@ class LLM:
         Raises:
             RequestError: a prompt or a parameter is wrong; nothing was generated then.
         """
+        self._check_running()
         batch = _as_batch(prompts)
         params = self._per_prompt(sampling_params, len(batch))
         ranks = [0] * len(batch) if priority is None else list(priority)
@@ -188,8 +192,9 @@ class LLM:
         """Queue one request and return its id; :meth:`wait_for_completion` runs and returns what was queued.
 
         Raises:
-            RequestError: the prompt or a parameter is wrong.
+            RequestError: the prompt or a parameter is wrong, or ``scheduler.max_waiting`` requests wait already.
         """
+        check_room(self.config, self._outputs.num_requests())
         params = sampling_params or self.default_sampling_params()
         params = msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY)
         request_id = str(next(self._ids))
@@ -199,18 +204,26 @@ class LLM:
         return request_id
 
     def wait_for_completion(self, use_tqdm: bool | Callable[..., Any] = False) -> list[RequestOutput]:
-        """Return the outputs of all enqueued requests, in the order in which they were enqueued."""
+        """Return the outputs of all enqueued requests, in the order in which they were enqueued.
+
+        Raises:
+            RequestError: the engine is paused.
+        """
+        self._check_running()
         request_ids, self._enqueued = self._enqueued, []
         return self._collect(request_ids, use_tqdm)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; returns False, and does nothing, while requests run."""
-        return self._core.scheduler.cache.pool.reset_prefixes()
+        done = self._core.scheduler.cache.pool.reset_prefixes()
+        self._news.kv_events(self._core.scheduler.cache.take_events())
+        return done
 
     def stream(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Yield the growing output of one prompt or conversation (a list of messages). Closing it ends the request."""
+        self._check_running()
         if not isinstance(prompt, str | Mapping) and prompt and isinstance(prompt[0], Mapping):
             messages: Any = prompt
             prompt = {"prompt_token_ids": self._render(messages, True, None, {})}
@@ -240,6 +253,24 @@ class LLM:
         for core_id in self._outputs.core_ids(request_id):
             self._core.abort(core_id)
 
+    def pause(self) -> None:
+        """Stop running requests: the step in flight ends, requests stay where they are. :meth:`enqueue` still takes new
+        ones; whatever would run them is refused until :meth:`resume`.
+        """
+        self._core.pause()
+        while self._core.has_work():
+            self._advance()
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self._core.resume()
+
+    def get_metrics(self) -> EngineMetrics:
+        """Return what the engine has done since it started, and how things stand."""
+        scheduler = self._core.scheduler
+        self._news.metrics.now(scheduler.num_running, scheduler.num_waiting, scheduler.cache.pool.num_free)
+        return self._news.metrics.snapshot()
+
     def shutdown(self) -> None:
         """Stop the engine and free what it holds."""
         self._hooks.emit("engine_stopping", engine=self)
@@ -253,22 +284,24 @@ class LLM:
         for request in requests:
             self._core.add(request)
 
+    def _check_running(self) -> None:
+        if self._core.scheduler.paused:
+            raise RequestError("the engine is paused", field="pause", value=True, remedy="call resume() first")
+
     def _step(self) -> list[RequestOutput]:
         core_output = self._core.step()
         outputs, to_abort = self._outputs.process(core_output)
         for core_id in to_abort:
             self._core.abort(core_id)
-        self._hooks.emit("step_finished", stats=core_output)
+        self._news.step(core_output)
         for output in outputs:
-            if output.finished:
-                reason = output.outputs[0].finish_reason or ""
-                self._hooks.emit(
-                    "request_finished", request_id=output.request_id, finish_reason=reason, stats=output.metrics
-                )
+            self._news.request(output)
         return outputs
 
     def _advance(self) -> list[str]:
         """Step, put outputs where those who wait for them look, and return the requests that ended outside streams."""
+        if not self._core.has_work():
+            self._check_running()  # nothing would ever come
         ended = []
         for output in self._step():
             if output.request_id not in self._streams:

@@ -19,16 +19,25 @@ class Abort(msgspec.Struct, tag="abort"):
     request_ids: list[str]
 
 
+class Pause(msgspec.Struct, tag="pause"):
+    """Stop planning steps, or go on; answered by Paused."""
+
+    on: bool
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """Shut down."""
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine process is up: the digest of the plugins it loaded, and the size of its cache."""
+    """The engine process is up: the digest of the plugins it loaded, and the size of its cache in tokens and
+    in blocks.
+    """
 
     digest: str
     max_model_len: int
     num_tokens: int
+    num_blocks: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -37,14 +46,20 @@ class Failed(msgspec.Struct, tag="failed"):
     error: str
 
 
+class Paused(msgspec.Struct, tag="paused"):
+    """No step runs and none is planned, or steps are planned again."""
+
+    on: bool
+
+
 class Stepped(msgspec.Struct, tag="stepped"):
     """A step happened."""
 
     output: EngineCoreOutput
 
 
-Command = Add | Abort | Stop
-Notice = Ready | Failed | Stepped
+Command = Add | Abort | Pause | Stop
+Notice = Ready | Failed | Paused | Stepped
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

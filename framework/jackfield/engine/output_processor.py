@@ -143,7 +143,8 @@ class OutputProcessor:
     def _push_text(self, completion: CompletionState, token: int, event: CoreEvent) -> str | None:
         if completion.detokenizer is None:
             return None
-        last = event.finish is FinishReason.STOP and token == event.token_ids[-1]
+        by_id = event.finish is FinishReason.STOP and not isinstance(event.stop_reason, str)
+        last = by_id and token == event.token_ids[-1]
         if last and not completion.params.include_stop_str_in_output and completion.params.skip_special_tokens:
             # The token that ended the output is no part of its text.
             return None

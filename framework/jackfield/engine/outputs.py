@@ -22,7 +22,7 @@ class CompletionOutput:
         index: which of ``n``. text, token_ids: as the output kind says (all so far, or what is new).
         cumulative_logprob: sum over all tokens, when log probabilities were asked for. logprobs: one map per token.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while it goes on.
-        stop_reason: the stop string or stop token id that ended it; None for the model's own end.
+        stop_reason: the stop string or stop token id that ended it, or ``repetition``; None for the model's own end.
     """
 
     index: int

@@ -42,6 +42,7 @@ class Prepared:
             max_model_len=max_model_len,
             eos_token_ids=tuple(dict.fromkeys((*self.defaults.eos_token_ids, *own))),
             seed=self.resolution.config.model.seed,
+            processors=tuple(p.processor for p in self.resolution.processors),
         )
         return InputProcessor(self.tokenizer, limits)
 
@@ -102,6 +103,22 @@ def prepare(
     _announce(resolution, hooks)
     tokenizer = None if skip_tokenizer_init else _tokenizer(resolution.config, facts)
     return Prepared(resolution, registry, hooks, tokenizer, generation_defaults(facts))
+
+
+def check_room(config: EngineConfig, requests: int) -> None:
+    """Refuse a request while as many live as may run and wait (``scheduler.max_waiting``).
+
+    Raises:
+        RequestError: there is no room.
+    """
+    limit, running = config.scheduler.max_waiting, config.scheduler.max_num_seqs
+    if limit is not None and requests >= running + limit:
+        raise RequestError(
+            "too many requests are waiting",
+            field="scheduler.max_waiting",
+            value=limit,
+            remedy="try again later, or raise max_waiting",
+        )
 
 
 def _announce(resolution: Resolution, hooks: HookBus) -> None:

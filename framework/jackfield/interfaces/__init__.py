@@ -18,10 +18,12 @@ from jackfield.interfaces.attention import (
     StepLimits,
 )
 from jackfield.interfaces.cache import BLOCK, BlockSizes, CacheSpec, Plane, intersect
+from jackfield.interfaces.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from jackfield.interfaces.drafters import DraftBatch, Drafter, DrafterEnv, DrafterRequest, DraftOutcome, Drafts
 from jackfield.interfaces.facts import DeviceFacts, ModelFacts, TensorFacts
 from jackfield.interfaces.families import FAMILIES, HOOK_GROUP, Family
 from jackfield.interfaces.hooks import hookimpl
+from jackfield.interfaces.logits import LogitsEnv, LogitsProcessor, LogitsRequest, LogitsRow, ParamsView
 from jackfield.interfaces.models import (
     AttentionGroup,
     BuildContext,
@@ -59,6 +61,7 @@ from jackfield.interfaces.quantization import (
     QuantizationRequest,
     QuantizedActivation,
 )
+from jackfield.interfaces.scheduling import RequestView, SchedulingPolicy, SchedulingRequest
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo, even_slice
 from jackfield.interfaces.views import ConfigView
 
@@ -77,7 +80,11 @@ __all__ = [
     "AttentionStep",
     "Band",
     "BlockSizes",
+    "BlocksRemoved",
+    "BlocksStored",
     "BuildContext",
+    "CacheCleared",
+    "CacheEvent",
     "CacheScheme",
     "CacheSpec",
     "Communicator",
@@ -102,6 +109,10 @@ __all__ = [
     "LatentLayer",
     "LayerInfo",
     "LinearScheme",
+    "LogitsEnv",
+    "LogitsProcessor",
+    "LogitsRequest",
+    "LogitsRow",
     "MetadataBuilder",
     "MoEConfig",
     "ModelArchitecture",
@@ -114,6 +125,7 @@ __all__ = [
     "Parallel",
     "ParameterHolder",
     "ParameterSpec",
+    "ParamsView",
     "Plane",
     "Platform",
     "PlatformRequest",
@@ -129,7 +141,10 @@ __all__ = [
     "Reason",
     "RecurrentLayer",
     "Request",
+    "RequestView",
     "RowOrder",
+    "SchedulingPolicy",
+    "SchedulingRequest",
     "Settings",
     "StepLimits",
     "StreamApi",

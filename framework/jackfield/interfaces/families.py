@@ -1,4 +1,4 @@
-"""The choose-one families, as data: what the registry discovers and the oracle decides."""
+"""The families, as data: what the registry discovers and the oracle decides."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from jackfield.interfaces.attention import AttentionBackend
 from jackfield.interfaces.drafters import Drafter
+from jackfield.interfaces.logits import LogitsProcessor
 from jackfield.interfaces.models import ModelArchitecture
 from jackfield.interfaces.moe import ExpertsBackend
 from jackfield.interfaces.ops import OpsProvider
 from jackfield.interfaces.platform import Platform
 from jackfield.interfaces.plugin import Plugin
 from jackfield.interfaces.quantization import QuantizationMethod
+from jackfield.interfaces.scheduling import SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ FAMILIES: dict[str, Family] = {
         Family("attention_backends", AttentionBackend),
         Family("ops", OpsProvider),
         Family("drafters", Drafter),
+        Family("scheduling_policies", SchedulingPolicy),
+        Family("logits_processors", LogitsProcessor),
     )
 }
 """In the order in which the oracle decides them."""

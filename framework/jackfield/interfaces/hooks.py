@@ -42,6 +42,10 @@ class Hooks:
         """A request ended."""
 
     @hookspec
+    def kv_events(self, events: Any) -> None:
+        """The prefixes that the KV cache holds changed in a step. Told only with ``cache.kv_events``."""
+
+    @hookspec
     def register_commands(self, app: Any) -> None:
         """The command line is being built: add sub-commands to ``app``."""
 

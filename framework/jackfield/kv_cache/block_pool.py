@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from jackfield.kv_cache.events import EventLog
+
 NULL_BLOCK = 0
 
 Key = tuple[int, bytes]
@@ -20,11 +22,16 @@ Key = tuple[int, bytes]
 
 
 class BlockPool:
-    """A fixed number of blocks with reference counts and an index of prefixes."""
+    """A fixed number of blocks with reference counts and an index of prefixes.
 
-    def __init__(self, num_blocks: int) -> None:
+    Args:
+        num_blocks: the null block included. events: is told which prefixes are forgotten, or None.
+    """
+
+    def __init__(self, num_blocks: int, events: EventLog | None = None) -> None:
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.num_blocks = num_blocks
+        self._events = events
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._key_of: dict[int, Key] = {}
@@ -78,13 +85,15 @@ class BlockPool:
         """Return a block that holds the prefix, or None."""
         return self._block_of.get(key)
 
-    def publish(self, block: int, key: Key) -> None:
+    def publish(self, block: int, key: Key) -> bool:
         """Say that ``block`` now holds the whole prefix ``key``. A prefix that another block holds already stays with
-        that one.
+        that one; returns whether the index changed.
         """
-        if key not in self._block_of and block not in self._key_of:
+        fresh = key not in self._block_of and block not in self._key_of
+        if fresh:
             self._block_of[key] = block
             self._key_of[block] = key
+        return fresh
 
     def is_free(self, block: int) -> bool:
         """Return whether nobody owns ``block``."""
@@ -96,6 +105,8 @@ class BlockPool:
             return False
         self._key_of.clear()
         self._block_of.clear()
+        if self._events is not None:
+            self._events.cleared()
         return True
 
     def check(self) -> None:
@@ -110,3 +121,5 @@ class BlockPool:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            if self._events is not None:
+                self._events.removed(*key)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from jackfield.interfaces import CacheSpec
+from jackfield.interfaces import BlocksStored, CacheEvent, CacheSpec
 from jackfield.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from jackfield.kv_cache.events import EventLog
 from jackfield.kv_cache.hashing import BlockHasher
 
 
@@ -41,15 +42,23 @@ class KVCacheManager:
 
     Args:
         groups: cache groups. block_size: tokens in a block. num_blocks: of the pool. max_slots: running sequences.
-        caching: whether prefixes are looked up and published.
+        caching: whether prefixes are looked up and published. events: whether changes of them are told.
     """
 
     def __init__(
-        self, groups: Sequence[CacheGroup], block_size: int, num_blocks: int, max_slots: int, *, caching: bool = True
+        self,
+        groups: Sequence[CacheGroup],
+        block_size: int,
+        num_blocks: int,
+        max_slots: int,
+        *,
+        caching: bool = True,
+        events: bool = False,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self._events = EventLog() if events else None
+        self.pool = BlockPool(num_blocks, self._events)
         self.caching = caching
         self.held: npt.NDArray[np.int32] = np.zeros(max_slots, dtype=np.int32)
         """[slots] entries in each slot's block tables; the same for all groups."""
@@ -129,14 +138,33 @@ class KVCacheManager:
         self.held[slot] += missing
         return added
 
-    def publish(self, slot: int, hasher: BlockHasher, num_tokens: int) -> None:
-        """Make full blocks of the first ``num_tokens`` computed tokens findable."""
-        full = min(num_tokens // self.block_size, len(hasher.hashes))
-        for index in range(self._published[slot], full):
-            for g, table in enumerate(self._tables[slot]):
-                if table[index] != NULL_BLOCK:
-                    self.pool.publish(table[index], (g, hasher.hashes[index]))
-        self._published[slot] = max(self._published[slot], full)
+    def publish(
+        self, slot: int, hasher: BlockHasher, num_tokens: int, tokens: npt.NDArray[np.int32] | None = None
+    ) -> None:
+        """Make full blocks of the first ``num_tokens`` computed tokens findable. ``tokens`` are the sequence's, for
+        events.
+        """
+        first, full = self._published[slot], min(num_tokens // self.block_size, len(hasher.hashes))
+        for g, table in enumerate(self._tables[slot]):
+            hashes = hasher.hashes
+            held = [i for i in range(first, full) if table[i] != NULL_BLOCK]
+            fresh = [i for i in held if self.pool.publish(table[i], (g, hashes[i]))]
+            if self._events is not None and tokens is not None:
+                for start, stop in _runs(fresh):
+                    self._events.stored(self._stored(g, hashes, start, stop, tokens))
+        self._published[slot] = max(first, full)
+
+    def take_events(self) -> list[CacheEvent]:
+        """Return what happened to prefixes since the last call; nothing unless events are on."""
+        return self._events.take() if self._events is not None else []
+
+    def _stored(
+        self, group: int, hashes: list[bytes], start: int, stop: int, tokens: npt.NDArray[np.int32]
+    ) -> BlocksStored:
+        size = self.block_size
+        parent = hashes[start - 1] if start else None
+        ids: list[int] = tokens[start * size : stop * size].tolist()
+        return BlocksStored(group, hashes[start:stop], parent, ids, size)
 
     def release_windows(self, slot: int, num_tokens: int) -> None:
         """Free blocks of window groups that no token after the first ``num_tokens`` can see."""
@@ -167,3 +195,12 @@ class KVCacheManager:
         """Raise AssertionError unless every block is back."""
         self.pool.check()
         assert self.pool.num_free == self.pool.num_usable, "blocks are still owned while nothing runs"
+
+
+def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield ``[start, stop)`` of neighbours among ascending places."""
+    for at, place in enumerate(places):
+        if at == 0 or places[at - 1] != place - 1:
+            start = place
+        if at + 1 == len(places) or places[at + 1] != place + 1:
+            yield start, place + 1

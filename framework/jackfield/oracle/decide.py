@@ -48,7 +48,7 @@ def decide(
         NoCandidateError: the forced plugin, or every plugin, cannot serve the request.
     """
     refs = registry.refs(family)
-    _check_names(refs, family, request, selection, field)
+    check_names(refs, family, request, selection, field)
     excluded_by = _dotted(field, selection.exclude_from, "exclude")
     verdicts = [judge(ref, request, excluded_by if _named(ref, selection.exclude) else "", extra) for ref in refs]
     verdicts = rank(verdicts, selection.prefer)
@@ -153,9 +153,14 @@ def _free(
     return Decision(family, field, data, chosen, tuple(verdicts), how, decided_by, decided_at, fallback)
 
 
-def _check_names(
+def check_names(
     refs: Sequence[PluginRef], family: str, request: Request, selection: ResolvedSelection, field: str
 ) -> None:
+    """Refuse a selection that names plugins which are not installed.
+
+    Raises:
+        ConfigError: lists all of them, with close names.
+    """
     words = {
         _dotted(field, selection.force_from, "force"): () if selection.force is None else (selection.force,),
         _dotted(field, selection.prefer_from, "prefer"): selection.prefer,

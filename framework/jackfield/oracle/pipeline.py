@@ -1,4 +1,5 @@
-"""The pipeline of decisions: platform → model → quantization → experts → attention → ops → drafter → reconcile.
+"""The pipeline of decisions: platform → model → quantization → experts → attention → ops → drafter →
+scheduling policy → logits processors → reconcile.
 
 Pure: it reads facts, asks plugins, and returns a frozen :class:`Resolution`. No torch, no device, no weights.
 """
@@ -20,6 +21,8 @@ from jackfield.interfaces import (
     DrafterRequest,
     ExpertsBackend,
     ExpertsRequest,
+    LogitsProcessor,
+    LogitsRequest,
     ModelArchitecture,
     ModelFacts,
     ModelRequest,
@@ -32,15 +35,17 @@ from jackfield.interfaces import (
     QuantizationRequest,
     Reason,
     Request,
+    SchedulingPolicy,
+    SchedulingRequest,
     TextConfig,
 )
 from jackfield.oracle.attention import decide_attention
 from jackfield.oracle.counterfactual import Counterfactual
-from jackfield.oracle.decide import decide, guard_fallback, mark_states
+from jackfield.oracle.decide import check_names, decide, guard_fallback, mark_states
 from jackfield.oracle.judge import probe_reasons
 from jackfield.oracle.reconcile import reconcile
 from jackfield.oracle.report import DecisionReport, ProposalOutcome
-from jackfield.oracle.resolution import DrafterDecision, OpDecision, Resolution
+from jackfield.oracle.resolution import DrafterDecision, OpDecision, PolicyDecision, ProcessorDecision, Resolution
 from jackfield.oracle.verdict import Decision
 from jackfield.registry import Registry
 
@@ -104,6 +109,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
     attention = decide_attention(bench, architecture, model_config, device, dtype)
     ops = _ops(bench, device, dtype)
     drafter = _drafter(bench, model_config, device)
+    policy = _policy(bench)
+    processors = _processors(bench, model_config, device)
     config, attention = reconcile(
         bench, model_config, attention, dtype, asynchronous=platform.asynchronous, speculative=drafter is not None
     )
@@ -124,6 +131,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
         attention=attention,
         ops=ops,
         drafter=drafter,
+        policy=policy,
+        processors=processors,
         report=report,
     )
 
@@ -260,6 +269,26 @@ def _drafter(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> Dra
         {"speculative.num_speculative_tokens": count}, f"default of {DEFAULT_DRAFTS} drafts"
     )
     return DrafterDecision(drafter, request, bench.registry.settings(decision.ref))
+
+
+def _policy(bench: Bench) -> PolicyDecision:
+    word = replace_force(bench.config.scheduling_policy.resolve(), "policy")
+    decision = bench.decide("scheduling_policies", SchedulingRequest(subject="requests"), word, "scheduler")
+    return PolicyDecision(cast(type[SchedulingPolicy], decision.plugin), bench.registry.settings(decision.ref))
+
+
+def _processors(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> tuple[ProcessorDecision, ...]:
+    family, names, setting = "logits_processors", bench.config.sampling.logits_processors, "logits_processors"
+    everything = ResolvedSelection(prefer=names, prefer_from=setting)
+    check_names(bench.registry.refs(family), family, LogitsRequest(), everything, "sampling")
+    chosen = []
+    for name in names:
+        request = LogitsRequest(subject=name, device=device, vocab_size=model_config.vocab_size)
+        word = ResolvedSelection(force=name, force_from=setting)
+        decision = bench.decide(family, request, word, "sampling")
+        processor = cast(type[LogitsProcessor], decision.plugin)
+        chosen.append(ProcessorDecision(processor, bench.registry.settings(decision.ref)))
+    return tuple(chosen)
 
 
 def replace_force(word: ResolvedSelection, setting: str) -> ResolvedSelection:

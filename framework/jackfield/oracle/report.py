@@ -21,7 +21,9 @@ from jackfield.registry.requirements import installed_version
 
 SCHEMA_VERSION = 1
 
-_SUMMARY_WORDS = {"ops": "ops ", "moe_experts": "experts ", "drafters": "drafter "}
+_SUMMARY_WORDS = {"ops": "ops ", "moe_experts": "experts ", "drafters": "drafter ", "logits_processors": "processors "}
+_NOT_IN_SUMMARY = frozenset({"scheduling_policies"})
+"""Families that play no part in what is computed."""
 
 _logger = logging.getLogger("jackfield.oracle")
 
@@ -133,7 +135,8 @@ class DecisionReport:
     def summary(self) -> str:
         """Return the chosen plugins of the target model in one line: ``cpu · LlamaForCausalLM · gguf · torch_sdpa``."""
         chosen = [(entry.family, entry.name) for entry in self.decisions if _component(entry) == "target"]
-        families = dict.fromkeys([*FAMILIES, *(family for family, _ in chosen)])
+        known = dict.fromkeys([*FAMILIES, *(family for family, _ in chosen)])
+        families = [family for family in known if family not in _NOT_IN_SUMMARY]
         names = {family: "+".join(dict.fromkeys(n for f, n in chosen if f == family)) for family in families}
         return " · ".join(f"{_SUMMARY_WORDS.get(family, '')}{name}" for family, name in names.items() if name)
 

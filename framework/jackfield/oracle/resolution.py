@@ -14,12 +14,14 @@ from jackfield.interfaces import (
     Drafter,
     DrafterRequest,
     ExpertsBackend,
+    LogitsProcessor,
     ModelArchitecture,
     ModelFacts,
     OpRequest,
     OpsProvider,
     Platform,
     QuantizationMethod,
+    SchedulingPolicy,
     Settings,
     TextConfig,
 )
@@ -61,6 +63,22 @@ class DrafterDecision:
     settings: Settings
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """Who orders requests."""
+
+    policy: type[SchedulingPolicy]
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorDecision:
+    """One active logits processor."""
+
+    processor: type[LogitsProcessor]
+    settings: Settings
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
     """The frozen outcome of the oracle.
@@ -68,6 +86,7 @@ class Resolution:
     Args:
         config: resolved, with proposals and derived values in it. facts: of the checkpoint. report: how it came about.
         model_config: the architecture's own. plain: runs layers that the checkpoint's method leaves alone.
+        processors: active logits processors, in the order in which they are applied.
     """
 
     config: EngineConfig
@@ -80,7 +99,9 @@ class Resolution:
     plain: type[QuantizationMethod]
     attention: tuple[AttentionDecision, ...]
     ops: Mapping[str, OpDecision]
+    policy: PolicyDecision
     report: DecisionReport
     experts: type[ExpertsBackend] | None = None
     drafter: DrafterDecision | None = None
+    processors: tuple[ProcessorDecision, ...] = ()
     notes: tuple[str, ...] = field(default=())

@@ -1,10 +1,11 @@
 """Records that cross a module or process border: requests going in, plans and results of steps, outputs coming back."""
 
-from jackfield.protocol.requests import CoreEvent, EngineCoreOutput, EngineCoreRequest, FinishReason
-from jackfield.protocol.sampling_params import OutputKind, SamplingParams
+from jackfield.protocol.requests import CoreCounters, CoreEvent, EngineCoreOutput, EngineCoreRequest, FinishReason
+from jackfield.protocol.sampling_params import OutputKind, RepetitionDetection, SamplingParams
 from jackfield.protocol.steps import ModelRunnerOutput, NewSequence, SamplerOutput, SchedulerOutput
 
 __all__ = [
+    "CoreCounters",
     "CoreEvent",
     "EngineCoreOutput",
     "EngineCoreRequest",
@@ -12,6 +13,7 @@ __all__ = [
     "ModelRunnerOutput",
     "NewSequence",
     "OutputKind",
+    "RepetitionDetection",
     "SamplerOutput",
     "SamplingParams",
     "SchedulerOutput",

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from jackfield.interfaces import CacheEvent
 from jackfield.protocol.sampling_params import SamplingParams
 
 
@@ -39,6 +40,7 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
         cache_salt: separates prefix-cache entries of different tenants.
         adapter: name of a weight adapter, or "".
         features: multimodal inputs with positions and hashes. bad_words: token sequences that must not be completed.
+        processors: names of the logits processors that want this request.
     """
 
     request_id: str
@@ -53,6 +55,7 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
     adapter: str = ""
     features: list[Any] | None = None
     bad_words: list[list[int]] = []
+    processors: list[str] = []
 
 
 class TokenLogprobs(msgspec.Struct):
@@ -70,7 +73,7 @@ class CoreEvent(msgspec.Struct):
 
     Args:
         request_id: whose. token_ids: new tokens, in order. finish: why it ended, or None. stop_reason: the stop token
-            id, or None.
+            id, "repetition", or None.
         logprobs: one entry per new token, or None. prompt_logprobs: one
             entry for each prompt token but the first, with the first output token. cached_tokens: prompt tokens found
             in the prefix cache. error:
@@ -80,17 +83,34 @@ class CoreEvent(msgspec.Struct):
     request_id: str
     token_ids: list[int]
     finish: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     error: str = ""
 
 
+class CoreCounters(msgspec.Struct):
+    """Totals since the engine started; they only grow.
+
+    Args:
+        preemptions: running requests that lost their place. prefix_queries, prefix_hits: prompt tokens looked up in the
+            prefix cache, and found. drafts_proposed, drafts_accepted: draft tokens verified, and kept.
+    """
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
+
+
 class EngineCoreOutput(msgspec.Struct):
-    """All events of one step, in batch order, and counters for metrics."""
+    """All events of one step, in batch order, changes of the prefix cache, and counters for metrics."""
 
     events: list[CoreEvent]
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
+    kv_events: list[CacheEvent] = []
+    counters: CoreCounters | None = None

@@ -16,6 +16,8 @@ GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: dividing logits by less would overflow."""
 MAX_N = 16384
 MAX_STOPS = 1024
+MAX_PATTERN = 4096
+"""Longest pattern, and most copies, of repetition detection: what is looked at for each token has a bound."""
 
 
 class OutputKind(Enum):
@@ -24,6 +26,38 @@ class OutputKind(Enum):
     CUMULATIVE = "cumulative"
     DELTA = "delta"
     FINAL_ONLY = "final_only"
+
+
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """When an output that repeats itself ends: at ``min_count`` copies of one pattern, one directly behind the other.
+
+    Args:
+        max_pattern_size: longest pattern, in tokens; 0: off. min_pattern_size: shortest one; 0 counts as 1.
+        min_count: copies, at least 2.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        rules = {
+            "max_pattern_size": (0, MAX_PATTERN),
+            "min_pattern_size": (0, self.max_pattern_size),
+            "min_count": (2, MAX_PATTERN),
+        }
+        for name, (low, high) in rules.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise RequestError(
+                    f"{name} must be a whole number from {low} to {high}",
+                    field=f"sampling_params.repetition_detection.{name}",
+                    value=value,
+                    remedy=f"set {name} to a value from {low} to {high}",
+                )
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +85,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         logit_bias: added to the logits of token ids.
         allowed_token_ids: only these may be sampled.
         bad_words: strings that must not be generated.
+        repetition_detection: end an output that repeats itself, with stop reason "repetition"; a map is taken too.
         detokenize: produce text. skip_special_tokens, spaces_between_special_tokens: how.
         output_kind: see :class:`OutputKind`.
         extra_args: for plugins.
@@ -79,6 +114,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -92,6 +128,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self.top_k = 0
         if self.seed == -1:
             self.seed = None
+        if isinstance(self.repetition_detection, dict):
+            self.repetition_detection = _repetition(self.repetition_detection)
         problems = [check for check in self._checks() if check is not None]
         if problems:
             field, value, rule = problems[0]
@@ -135,6 +173,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self._check_ids("stop_token_ids"),
             self._check_ids("allowed_token_ids"),
             self._check_bias(),
+            self._check_repetition(),
             self._check_min_tokens(),
             self._check_greedy_n(),
         ]
@@ -170,6 +209,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 return ("logit_bias", {token: bias}, rule)
         return None
 
+    def _check_repetition(self) -> tuple[str, object, str] | None:
+        good = isinstance(self.repetition_detection, (RepetitionDetection, type(None)))
+        return None if good else ("repetition_detection", self.repetition_detection, "a RepetitionDetection or a map")
+
     def _check_min_tokens(self) -> tuple[str, object, str] | None:
         comparable = isinstance(self.max_tokens, int) and isinstance(self.min_tokens, int)
         if comparable and self.max_tokens is not None and self.min_tokens > self.max_tokens >= 1:
@@ -190,6 +233,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def stops(self) -> list[str]:
         """Stop strings as a list."""
         return list(self.stop or ())
+
+
+def _repetition(values: dict[str, Any]) -> RepetitionDetection:
+    try:
+        return RepetitionDetection(**values)
+    except TypeError as error:
+        names = ", ".join(RepetitionDetection.__struct_fields__)
+        raise RequestError(
+            f"repetition_detection is malformed: {error}",
+            field="sampling_params.repetition_detection",
+            value=values,
+            remedy=f"give max_pattern_size, and no others than: {names}",
+        ) from None
 
 
 def _is_id(value: object) -> bool:

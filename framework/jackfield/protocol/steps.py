@@ -26,8 +26,8 @@ class NewSequence:
     Args:
         slot: its place in all per-sequence tables while it runs. request_id: for logs.
         token_ids: prompt and, after preemption, output so far. prompt_length: how many of them are the prompt.
-        params: sampling parameters. eos_token_ids: end ids that min_tokens must suppress, stop ids included. seed: of
-            its draws.
+        params: sampling parameters. processors: names of the logits processors that want it. eos_token_ids: end ids
+            that min_tokens must suppress, stop ids included. seed: of its draws.
     """
 
     slot: int
@@ -40,6 +40,7 @@ class NewSequence:
     adapter: str = ""
     bad_words: Sequence[list[int]] = ()
     prompt_scored: bool = False
+    processors: Sequence[str] = ()
 
 
 @dataclass(slots=True)

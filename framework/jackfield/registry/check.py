@@ -18,6 +18,7 @@ from jackfield.interfaces import (
     DeviceFacts,
     DrafterRequest,
     ExpertsRequest,
+    LogitsRequest,
     ModelRequest,
     OpRequest,
     PlatformRequest,
@@ -26,6 +27,7 @@ from jackfield.interfaces import (
     QuantizationRequest,
     Reason,
     Request,
+    SchedulingRequest,
 )
 from jackfield.registry.options import resolve_options
 from jackfield.registry.ref import PluginRef
@@ -43,6 +45,8 @@ REQUESTS: dict[str, type[Request]] = {
     "attention_backends": AttentionRequest,
     "ops": OpRequest,
     "drafters": DrafterRequest,
+    "scheduling_policies": SchedulingRequest,
+    "logits_processors": LogitsRequest,
 }
 
 _IMPORT_SCRIPT = """

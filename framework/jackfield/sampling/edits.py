@@ -1,7 +1,7 @@
 """Changes to logits before sampling, in their documented order:
 
 allowed ids → logit bias → bad words → repetition, frequency and presence penalties → suppression of end ids by
-min_tokens.
+min_tokens. What is allowed stays allowed where the rest together would ban all of it.
 
 Legend: R rows, V vocabulary.
 """
@@ -19,6 +19,7 @@ def edit_row(logits_V: torch.Tensor, extras: SlotExtras, tokens: torch.Tensor) -
     """Apply one request's edits in place. ``tokens`` are its prompt and output so far."""
     params = extras.params
     output = tokens[extras.prompt_length :]
+    keep = kept = None
     if params.allowed_token_ids:
         keep = torch.tensor(params.allowed_token_ids, device=logits_V.device)
         kept = logits_V[keep]
@@ -33,6 +34,10 @@ def edit_row(logits_V: torch.Tensor, extras: SlotExtras, tokens: torch.Tensor) -
     _penalize(logits_V, extras, tokens, output)
     if len(output) < params.min_tokens and extras.stop_ids:
         logits_V[torch.tensor(extras.stop_ids, device=logits_V.device)] = MINUS_INFINITY
+    if keep is not None and kept is not None:
+        # Bans that leave nothing would let tokens out that are not allowed: the allow list is the stronger word.
+        left = logits_V[keep]
+        logits_V[keep] = torch.where((left == MINUS_INFINITY).all(), kept, left)
 
 
 def _penalize(logits_V: torch.Tensor, extras: SlotExtras, tokens: torch.Tensor, output: torch.Tensor) -> None:

@@ -1,9 +1,8 @@
 """Sampler: logits to tokens for all rows of a step at once.
 
-Order of operations: edits (see ``edits``) → temperature → min_p → top_k → top_p → draw. Greedy rows take the largest
-edited logit. A draw inverts the cumulative
-distribution at one uniform number that depends on the request's seed and the token's position alone, so batch mates
-change nothing.
+Order of operations: edits (see ``edits``) → plugged processors → temperature → min_p → top_k → top_p → draw. Greedy
+rows take the largest edited logit. A draw inverts the cumulative distribution at one uniform number that depends on the
+request's seed and the token's position alone, so batch mates change nothing.
 
 Legend: R rows, V vocabulary, N candidates left after top-k.
 """
@@ -21,6 +20,7 @@ from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling.candidates import largest
 from jackfield.sampling.edits import edit_row
 from jackfield.sampling.logprobs import token_logprobs
+from jackfield.sampling.processors import Processors, apply_processors
 from jackfield.sampling.random import uniform
 from jackfield.sampling.state import SamplingState
 
@@ -45,10 +45,15 @@ class SampleRows:
 
 
 class Sampler:
-    """Samples by the parameters in a :class:`SamplingState`."""
+    """Samples by the parameters in a :class:`SamplingState`.
 
-    def __init__(self, state: SamplingState) -> None:
+    Args:
+        processors: plugged logits processors by name, in the order in which they are applied.
+    """
+
+    def __init__(self, state: SamplingState, processors: Processors | None = None) -> None:
         self._state = state
+        self._processors = processors or {}
 
     def sample(self, logits_RV: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Return [R] sampled ids (int64). ``logits`` may be changed."""
@@ -85,6 +90,7 @@ class Sampler:
         for row in np.flatnonzero(state.edits[rows.slots]).tolist():
             slot = int(rows.slots[row])
             edit_row(logits_RV[row], state.extras[slot], rows.tokens[slot, : int(rows.lengths[row])])
+        apply_processors(self._processors, state, logits_RV, rows.slots, rows.lengths, rows.tokens)
         return logits_RV
 
     def _draw(self, logits_RV: torch.Tensor, rows: SampleRows, which: npt.NDArray[Any]) -> torch.Tensor:
@@ -92,6 +98,8 @@ class Sampler:
         state = self._state
         slots = rows.slots[which]
         top_k, top_p = state.host_top_k[slots], state.host["top_p"][slots]
+        # To keep everything is to keep nothing apart: the same draw as without top_k.
+        top_k = np.where(top_k < logits_RV.shape[1], top_k, 0)
         narrow = (top_k > 0) & (top_k <= TOP_K_LIMIT)
         sort = ~narrow & ((top_p < 1.0) | (top_k > 0))
         ids = torch.empty(len(which), dtype=torch.int64, device=logits_RV.device)

@@ -26,13 +26,15 @@ class SlotExtras:
 
     Args:
         params: all of them. stop_ids: ids that min_tokens suppresses. bad_words: token sequences that must not be
-            completed.
+            completed. processors: names of the logits processors that want it.
     """
 
     params: SamplingParams
     prompt_length: int
     stop_ids: list[int] = field(default_factory=list)
     bad_words: list[list[int]] = field(default_factory=list)
+    processors: tuple[str, ...] = ()
+    request_id: str = ""
 
 
 class SamplingState:
@@ -54,6 +56,7 @@ class SamplingState:
         self.host_seeds = np.zeros(slots, dtype=np.int64)
         self.greedy = np.ones(slots, dtype=np.bool_)
         self.edits = np.zeros(slots, dtype=np.bool_)
+        self.processed = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, -2, dtype=np.int64)
         self.prompt_logprobs = np.full(slots, -2, dtype=np.int64)
 
@@ -91,8 +94,15 @@ class SamplingState:
         self.logprobs[slot] = -2 if params.logprobs is None else params.logprobs
         wanted = None if new.prompt_scored else params.prompt_logprobs
         self.prompt_logprobs[slot] = -2 if wanted is None else wanted
-        extras = SlotExtras(params, new.prompt_length, list(new.eos_token_ids), list(new.bad_words))
-        self.extras[slot] = extras
+        self.extras[slot] = extras = SlotExtras(
+            params,
+            new.prompt_length,
+            list(new.eos_token_ids),
+            list(new.bad_words),
+            tuple(new.processors),
+            new.request_id,
+        )
+        self.processed[slot] = bool(extras.processors)
         self.edits[slot] = _edits_logits(extras)
 
     def plain_greedy(self, slots: npt.NDArray[np.int32]) -> bool:
@@ -103,7 +113,7 @@ class SamplingState:
     def release(self, slot: int) -> None:
         """Forget a slot."""
         self.extras.pop(slot, None)
-        self.edits[slot] = False
+        self.edits[slot] = self.processed[slot] = False
         self.greedy[slot] = True
         self.logprobs[slot] = -2
         self.prompt_logprobs[slot] = -2
@@ -115,6 +125,7 @@ def _edits_logits(extras: SlotExtras) -> bool:
         params.logit_bias
         or params.allowed_token_ids
         or extras.bad_words
+        or extras.processors
         or params.min_tokens
         or params.presence_penalty
         or params.frequency_penalty

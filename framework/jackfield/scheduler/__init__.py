@@ -1,6 +1,6 @@
 """Decides, step by step, which tokens of which sequences are computed."""
 
-from jackfield.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
-from jackfield.scheduler.scheduler import Scheduler, SchedulerLimits
+from jackfield.scheduler.draft import SchedulerLimits
+from jackfield.scheduler.scheduler import Scheduler
 
-__all__ = ["FcfsPolicy", "PriorityPolicy", "Scheduler", "SchedulerLimits", "SchedulingPolicy"]
+__all__ = ["Scheduler", "SchedulerLimits"]

@@ -13,14 +13,17 @@ holds is freed only when the last step that may touch it has been accounted.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+import logging
+from copy import copy
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from jackfield.interfaces import SchedulingPolicy
 from jackfield.kv_cache import BlockHasher, KVCacheManager
 from jackfield.protocol import (
+    CoreCounters,
     CoreEvent,
     EngineCoreOutput,
     EngineCoreRequest,
@@ -30,58 +33,30 @@ from jackfield.protocol import (
     SchedulerOutput,
 )
 from jackfield.protocol.requests import TokenLogprobs
-from jackfield.scheduler.policy import FcfsPolicy, SchedulingPolicy
+from jackfield.scheduler.draft import PlanDraft, SchedulerLimits
+from jackfield.scheduler.ends import end_of, ended
+from jackfield.scheduler.order import Key, sort_key
 from jackfield.scheduler.table import Sequence, SlotTable
 
 Ints = npt.NDArray[np.int32]
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Sizes of a step.
-
-    Args:
-        max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of a step. max_model_len: tokens of a
-            sequence.
-        long_prefill_threshold: most tokens of one prompt in one step; 0: no such limit. chunked_prefill: whether
-            prompts may be cut.
-        num_drafts: draft tokens a sequence may have in a step.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    long_prefill_threshold: int = 0
-    chunked_prefill: bool = True
-    num_drafts: int = 0
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The plan under construction."""
-
-    budget: int
-    slots: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    new: list[NewSequence] = field(default_factory=list)
-    blocks: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)
-
-    def add(self, slot: int, count: int) -> None:
-        self.slots.append(slot)
-        self.counts.append(count)
-        self.budget -= count
+_logger = logging.getLogger("jackfield.scheduler")
 
 
 class Scheduler:
-    """Plans steps and accounts for their results."""
+    """Plans steps and accounts for their results.
+
+    Args:
+        limits: sizes of a step. cache: block tables. policy: the order of requests; None: first come, first served.
+    """
 
     def __init__(self, limits: SchedulerLimits, cache: KVCacheManager, policy: SchedulingPolicy | None = None) -> None:
         self.limits = limits
         self.cache = cache
-        self._policy = policy or FcfsPolicy()
+        self._policy = policy
         self._table = SlotTable(limits.max_num_seqs, limits.max_model_len + limits.num_drafts)
         self._table.ensure_drafts(limits.num_drafts)
-        self._waiting: list[tuple[tuple[int, ...], int, Sequence]] = []
+        self._waiting: list[tuple[Key, int, Sequence]] = []
         self._sequences: dict[str, Sequence] = {}
         self._by_slot: list[Sequence | None] = [None] * limits.max_num_seqs
         self._running: list[int] = []
@@ -92,14 +67,27 @@ class Scheduler:
         self._retired = -1
         self._last_work = -1
         self._tickets = 0
+        self.counters = CoreCounters()
+        self.paused = False
+        """While set, plans are empty: what is in flight ends, requests stay where they are."""
         self._pending_events: list[CoreEvent] = []
+        self._scored: dict[str, list[TokenLogprobs]] = {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Queue a request. Its sizes were checked by the input processor."""
+        """Queue a request. Its sizes were checked by the input processor. One that the policy cannot order ends with an
+        error event.
+        """
+        try:
+            key = sort_key(self._policy, request)
+        except Exception as error:
+            _logger.exception("request %s cannot be ordered", request.request_id)
+            text = f"the scheduling policy cannot order it: {type(error).__name__}: {error}"
+            self._pending_events.append(CoreEvent(request.request_id, [], FinishReason.ERROR, error=text))
+            return
         hasher = BlockHasher(self.cache.block_size, request.cache_salt, request.adapter)
-        sequence = Sequence(request, self._policy.key(request), hasher)
+        sequence = Sequence(request, key, hasher)
         self._sequences[request.request_id] = sequence
         self._push(sequence)
 
@@ -117,8 +105,11 @@ class Scheduler:
         return True
 
     def has_work(self) -> bool:
-        """Return whether any request lives, or events wait to be told."""
-        return bool(self._sequences or self._pending_events or self._leaving)
+        """Return whether any request lives, or events wait to be told. While paused, requests are no work, but a step
+        in flight is.
+        """
+        busy = self._last_work > self._retired if self.paused else bool(self._sequences)
+        return bool(busy or self._pending_events or self._leaving)
 
     @property
     def num_running(self) -> int:
@@ -144,13 +135,14 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Return the plan of the next step; it may be empty."""
-        draft = _Draft(self.limits.max_num_batched_tokens)
+        draft = PlanDraft(self.limits.max_num_batched_tokens)
         draft.blocks = [([], [], []) for _ in self.cache.groups]
-        self._plan_running(draft)
-        self._admit_waiting(draft)
+        if not self.paused:
+            self._plan_running(draft)
+            self._admit_waiting(draft)
         return self._finish_plan(draft)
 
-    def _plan_running(self, draft: _Draft) -> None:
+    def _plan_running(self, draft: PlanDraft) -> None:
         table = self._table
         running = np.array(self._running, dtype=np.int32)
         if not len(running):
@@ -194,7 +186,7 @@ class Scheduler:
         threshold = self.limits.long_prefill_threshold
         return min(want, budget, threshold or want)
 
-    def _grow(self, slot: int, count: int, draft: _Draft) -> bool:
+    def _grow(self, slot: int, count: int, draft: PlanDraft) -> bool:
         """Get blocks for ``count`` more tokens, preempting others if needed; False when the slot must wait or was
         preempted itself.
         """
@@ -203,7 +195,7 @@ class Scheduler:
         while True:
             added = self.cache.grow(slot, target)
             if added is not None:
-                self._note_blocks(draft, slot, first, added)
+                draft.note_blocks(slot, first, added)
                 return True
             if self._last_work > self._retired:
                 return False  # what is leaving or in flight is freed soon; empty steps in flight free nothing
@@ -212,7 +204,7 @@ class Scheduler:
             if victim == slot:
                 return False
 
-    def _victim(self, draft: _Draft) -> int:
+    def _victim(self, draft: PlanDraft) -> int:
         """Return the running slot that goes first: the largest key that is not in the plan already."""
         planned = set(draft.slots)
         return max((s for s in self._running if s not in planned), key=lambda s: self._sequence(s).key)
@@ -222,17 +214,12 @@ class Scheduler:
         count, prompt = int(self._table.confirmed[slot]), int(self._table.prompt[slot])
         sequence.output = self._table.tokens[slot, prompt:count].tolist()
         sequence.preemptions += 1
+        self.counters.preemptions += 1
         self._leave(slot)
         sequence.slot = -1
         self._push(sequence)
 
-    def _note_blocks(self, draft: _Draft, slot: int, first: int, added: list[list[int]]) -> None:
-        for (slots, places, ids), blocks in zip(draft.blocks, added, strict=True):
-            slots += [slot] * len(blocks)
-            places += range(first, first + len(blocks))
-            ids += blocks
-
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: PlanDraft) -> None:
         while self._waiting and self._free_slots and draft.budget > 0:
             sequence = self._waiting[0][2]
             if sequence.aborted:
@@ -242,7 +229,7 @@ class Scheduler:
                 return
             heapq.heappop(self._waiting)
 
-    def _admit(self, sequence: Sequence, draft: _Draft) -> bool:
+    def _admit(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Give a waiting sequence a slot and its first tokens; False when there is no room for it now."""
         tokens = np.array(sequence.request.prompt_token_ids + sequence.output, dtype=np.int32)
         if self.cache.caching:
@@ -261,12 +248,15 @@ class Scheduler:
         self._table.computed[slot] = hit.tokens
         if sequence.cached < 0:
             sequence.cached = hit.tokens
+        if self.cache.caching and not sequence.wants_scores:
+            self.counters.prefix_queries += len(tokens)
+            self.counters.prefix_hits += hit.tokens
         if sequence.wants_scores:
             sequence.scores = []
         self.cache.admit(slot, hit)
         added = self.cache.grow(slot, hit.tokens + count)
         assert added is not None, "admission was reserved"
-        self._note_blocks(draft, slot, 0, [h + a for h, a in zip(hit.blocks, added, strict=True)])
+        draft.note_blocks(slot, 0, [h + a for h, a in zip(hit.blocks, added, strict=True)])
         draft.new.append(self._new_sequence(slot, sequence, tokens))
         draft.add(slot, count)
         return True
@@ -284,9 +274,10 @@ class Scheduler:
             adapter=request.adapter,
             bad_words=request.bad_words,
             prompt_scored=not sequence.wants_scores,
+            processors=request.processors,
         )
 
-    def _finish_plan(self, draft: _Draft) -> SchedulerOutput:
+    def _finish_plan(self, draft: PlanDraft) -> SchedulerOutput:
         table = self._table
         counts = np.array(draft.counts, dtype=np.int32)
         order = np.argsort(counts != 1, kind="stable")
@@ -327,14 +318,21 @@ class Scheduler:
         rows = plan.slots[plan.samples]
         tokens = np.asarray(result.sampled.token_ids, dtype=np.int32)
         events, self._pending_events = self._pending_events, []
-        scores = self._take_scores(result)
+        self._take_scores(result)
         if len(rows):
             events += self._account(plan, rows, tokens, result)
-        for event in events if scores else ():
-            event.prompt_logprobs = scores.get(event.request_id)
+        for event in events if self._scored else ():
+            event.prompt_logprobs = self._scored.pop(event.request_id, None)
         self._publish(plan.slots[table.alive[plan.slots]])
         self._free_retired()
-        return EngineCoreOutput(events, self.num_running, self.num_waiting, self.cache.pool.num_free)
+        return EngineCoreOutput(
+            events,
+            self.num_running,
+            self.num_waiting,
+            self.cache.pool.num_free,
+            self.cache.take_events(),
+            copy(self.counters),
+        )
 
     def _account(self, plan: SchedulerOutput, rows: Ints, tokens: Ints, result: ModelRunnerOutput) -> list[CoreEvent]:
         table = self._table
@@ -351,7 +349,7 @@ class Scheduler:
             new = single[alive]
             table.tokens[slots, table.confirmed[slots]] = new
             table.confirmed[slots] += 1
-            stopped = self._stop_hits(slots, new) | (table.confirmed[slots] >= table.total[slots])
+            stopped = ended(table, slots, new)
             for slot, token in zip(slots.tolist(), new.tolist(), strict=True):
                 events.append(CoreEvent(self._sequence(slot).request.request_id, [token]))
             for at in np.flatnonzero(stopped).tolist():
@@ -361,16 +359,15 @@ class Scheduler:
                 events.append(self._account_row(int(rows[row]), tokens[row], logprobs[row] if logprobs else None))
         return events
 
-    def _take_scores(self, result: ModelRunnerOutput) -> dict[str, list[TokenLogprobs]]:
-        """Collect scores of prompt tokens; returns those of prompts that are complete, by request."""
-        complete = {}
+    def _take_scores(self, result: ModelRunnerOutput) -> None:
+        """Collect scores of prompt tokens; those of complete prompts wait for their request's next event."""
         for slot, scores in (result.prompt_logprobs or {}).items():
             if self._table.alive[slot]:
                 sequence = self._sequence(slot)
                 sequence.scores += scores
                 if not sequence.wants_scores:
-                    complete[sequence.request.request_id] = sequence.scores
-        return complete
+                    # The last prompt token predicts no prompt token: it may be computed, and sampled behind, later.
+                    self._scored[sequence.request.request_id] = sequence.scores
 
     def _account_row(self, slot: int, tokens: Ints, logprobs: list[Any] | None) -> CoreEvent:
         """Take several tokens of one sequence, up to the first that ends it."""
@@ -383,26 +380,14 @@ class Scheduler:
             if logprobs is not None and event.logprobs is not None:
                 event.logprobs.append(logprobs[index])
             one = np.array([slot], dtype=np.int32)
-            if self._stop_hits(one, np.array([token]))[0] or table.confirmed[slot] >= table.total[slot]:
+            if ended(table, one, np.array([token]))[0]:
                 self._finish(slot, event)
                 break
         return event
 
-    def _stop_hits(self, slots: Ints, tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        table = self._table
-        hits: npt.NDArray[np.bool_] = (table.stops[slots] == tokens[:, None]).any(axis=1)
-        enough = table.confirmed[slots] - table.prompt[slots] > table.min_tokens[slots]
-        return hits & enough
-
     def _finish(self, slot: int, event: CoreEvent) -> None:
-        token = event.token_ids[-1]
         request = self._sequence(slot).request
-        if self._stop_hits(np.array([slot], dtype=np.int32), np.array([token]))[0]:
-            event.finish = FinishReason.STOP
-            # The model's own end has no stop reason; an id the user gave is one.
-            event.stop_reason = None if token in request.eos_token_ids else token
-        else:
-            event.finish = FinishReason.LENGTH
+        event.finish, event.stop_reason = end_of(self._table, slot, event.token_ids[-1], request.eos_token_ids)
         event.cached_tokens = max(0, self._sequence(slot).cached)
         self._publish(np.array([slot], dtype=np.int32))
         del self._sequences[request.request_id]
@@ -413,6 +398,8 @@ class Scheduler:
         slots = rows[alive]
         self._table.computed[slots] -= (drafts - accepted)[alive]
         self._table.known[slots] += accepted[alive]
+        self.counters.drafts_proposed += int(drafts[alive].sum())
+        self.counters.drafts_accepted += int(accepted[alive].sum())
 
     def _take_drafts(self, rows: Ints, alive: npt.NDArray[np.bool_], drafts: Ints | None) -> None:
         slots = rows[alive]
@@ -436,7 +423,7 @@ class Scheduler:
             if self.cache.caching:
                 hasher = self._sequence(slot).hasher
                 hasher.extend(table.tokens[slot, :count])
-                self.cache.publish(slot, hasher, count)
+                self.cache.publish(slot, hasher, count, table.tokens[slot])
             self.cache.release_windows(slot, count)
             table.full_blocks[slot] = blocks
 
@@ -445,6 +432,7 @@ class Scheduler:
     def _leave(self, slot: int) -> None:
         """Take a slot out of the running set; what it holds is freed once no planned step can touch it."""
         self._table.alive[slot] = False
+        self._table.repetition.pop(slot, None)
         self._running.remove(slot)
         self._leaving.append((int(self._table.last_step[slot]), slot))
         self._free_retired()

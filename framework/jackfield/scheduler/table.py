@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jackfield.kv_cache import BlockHasher
-from jackfield.protocol import EngineCoreRequest
+from jackfield.protocol import EngineCoreRequest, RepetitionDetection
 from jackfield.protocol.requests import TokenLogprobs
 
 Ints = npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class Sequence:
     """
 
     request: EngineCoreRequest
-    key: tuple[int, ...]
+    key: tuple[float, ...]
     hasher: BlockHasher
     output: list[int] = field(default_factory=list)
     slot: int = -1
@@ -73,6 +73,8 @@ class SlotTable:
         self.last_step: npt.NDArray[np.int64] = np.full(slots, -1, dtype=np.int64)
         self.drafts: Ints = np.full((slots, 0), -1, dtype=np.int32)
         self.num_drafts: Ints = np.zeros(slots, dtype=np.int32)
+        self.repetition: dict[int, RepetitionDetection] = {}
+        """Slots whose output ends when it repeats itself."""
 
     def fill(self, slot: int, sequence: Sequence) -> None:
         """Take a sequence into a slot; nothing is computed yet."""
@@ -90,6 +92,9 @@ class SlotTable:
         self.alive[slot] = True
         self.full_blocks[slot] = 0
         self.num_drafts[slot] = 0
+        self.repetition.pop(slot, None)
+        if (wish := request.sampling_params.repetition_detection) is not None:
+            self.repetition[slot] = wish
 
     def ensure_drafts(self, width: int) -> None:
         """Make room for ``width`` drafts a sequence."""

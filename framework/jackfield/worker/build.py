@@ -20,6 +20,7 @@ from jackfield.interfaces import (
     DrafterRequest,
     LayerInfo,
     LinearScheme,
+    LogitsProcessor,
     ModelArchitecture,
     ModelFacts,
     OpRequest,
@@ -62,7 +63,7 @@ class WorkerSpec:
         max_model_len, max_num_seqs, block_size: sizes. fit_length: whether max_model_len may be lowered to the cache.
             num_blocks, kv_cache_memory: of the cache, or None to measure.
         plain: the method for layers that the checkpoint's method leaves alone. ops: provider, request and settings by
-            op.
+            op. processors: logits processors in order, with their settings.
         open_tensors: opens the checkpoint.
     """
 
@@ -92,6 +93,7 @@ class WorkerSpec:
     load_format: str
     seed: int
     open_tensors: Callable[[ModelFacts], Any]
+    processors: tuple[tuple[type[LogitsProcessor], Settings], ...] = ()
 
 
 def build_model(

@@ -22,8 +22,8 @@ from jackfield.worker.input_batch import InputBatch, StepInputs
 from jackfield.worker.transfer import Transfer
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-WARMUPS = 2
-"""Runs before recording: kernels are compiled and libraries choose their algorithms then."""
+WARMUPS = 1
+"""Runs before recording: kernels are compiled and libraries choose their algorithms then. One is enough for both."""
 
 Forward = Callable[[StepInputs], torch.Tensor]
 """Inputs to logits [B, V]."""

@@ -138,6 +138,7 @@ class InputBatch:
         query_start = torch.arange(count + 1, dtype=torch.int32, device=slots_B.device)
         lengths = (positions_B + 1).int()
         host = np.arange(count + 1, dtype=np.int32)
+        bounds = np.full(count, self._max_length, dtype=np.int32)
         steps = []
         for table in self._tables:
             block_table = table[slots_B]
@@ -154,7 +155,7 @@ class InputBatch:
                     slots=self._cache_slots(block_table, None, positions_B),
                     positions=positions_B,
                     query_start_host=host,
-                    lengths_host=None,
+                    lengths_host=bounds,
                 )
             )
         return StepInputs(ids, positions_B, steps, host[1:].astype(np.int64))

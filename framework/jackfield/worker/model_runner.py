@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import Drafter, DraftOutcome, MetadataBuilder, StreamApi, TextModel
+from jackfield.interfaces import Drafter, DraftOutcome, LogitsProcessor, MetadataBuilder, StreamApi, TextModel
 from jackfield.protocol import ModelRunnerOutput, SamplerOutput, SchedulerOutput
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
@@ -38,7 +38,8 @@ class RunnerParts:
         model: built and loaded. batch: per-slot tables. caches: planes by layer. builders: metadata builders by
             attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
         stream_api: None where work is synchronous. graphs, pieces: recorded steps, or None.
-        drafter: or None. num_drafts: K. vocab_size: drafts outside are dropped. max_length: of a sequence.
+        processors: plugged logits processors by name. drafter: or None. num_drafts: K. vocab_size: drafts outside are
+            dropped. max_length: of a sequence.
     """
 
     model: TextModel
@@ -50,6 +51,7 @@ class RunnerParts:
     stream_api: StreamApi | None = None
     graphs: DecodeGraphs | None = None
     pieces: PiecewiseGraphs | None = None
+    processors: Mapping[str, LogitsProcessor] | None = None
     drafter: Drafter | None = None
     num_drafts: int = 0
     vocab_size: int = 0
@@ -61,7 +63,7 @@ class ModelRunner:
 
     def __init__(self, parts: RunnerParts) -> None:
         self._parts = parts
-        self._sampler = Sampler(parts.state)
+        self._sampler = Sampler(parts.state, parts.processors)
         self._stream = parts.stream_api.new_stream() if parts.stream_api else None
 
     def launch(self, plan: SchedulerOutput) -> PendingStep:

@@ -11,19 +11,30 @@ PROMPT = 192
 """Tokens of the made-up prompt."""
 
 
-def warm_up(runner: ModelRunner, *, block_size: int, groups: int, num_blocks: int, max_length: int) -> None:
+def warm_up(
+    runner: ModelRunner,
+    *,
+    block_size: int,
+    groups: int,
+    num_blocks: int,
+    max_length: int,
+    max_sequences: int,
+    max_tokens: int,
+) -> None:
     """Run a prefill, a chunk beside a decode, and a decode; greedy first, sampled then.
 
     What they leave in the cache lies in blocks that nobody owns yet.
     """
-    length = min(PROMPT, max_length - 4, (num_blocks - 1) // 2 * block_size)
+    length = min(PROMPT, max_length - 4, (num_blocks - 1) // 2 * block_size, 2 * (max_tokens - 1))
     if length < 2:
         return
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, top_k=50, top_p=0.9)):
         half = length // 2
         for entries in ([(0, 0, half)], [(0, half, 1), (1, 0, half)], [(0, half + 1, 1), (1, half, 1)]):
-            runner.launch(_plan(entries, params, block_size, groups, length)).result()
-    runner.launch(_plan([], SamplingParams(), block_size, groups, length, released=[0, 1])).result()
+            fitting = [entry for entry in entries if entry[0] < max_sequences]
+            runner.launch(_plan(fitting, params, block_size, groups, length)).result()
+    used = list(range(min(2, max_sequences)))
+    runner.launch(_plan([], SamplingParams(), block_size, groups, length, released=used)).result()
 
 
 def _plan(

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from torch import nn
 
 from jackfield.distributed import SingleCommunicator
-from jackfield.interfaces import Drafter, DrafterEnv, GraphSupport, HostLengths, MetadataBuilder, StepLimits
+from jackfield.interfaces import (
+    Drafter,
+    DrafterEnv,
+    GraphSupport,
+    HostLengths,
+    LogitsEnv,
+    LogitsProcessor,
+    MetadataBuilder,
+    StepLimits,
+)
 from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache
 from jackfield.protocol import SchedulerOutput
 from jackfield.sampling import SamplingState
@@ -47,6 +56,7 @@ class Worker:
             state=SamplingState(spec.max_num_seqs, device),
             transfer=transfer,
             stream_api=self._platform.stream_api(),
+            processors=self._processors(),
             drafter=self._drafter(model, max_length),
             num_drafts=spec.num_drafts,
             vocab_size=spec.model_config.vocab_size,
@@ -61,6 +71,8 @@ class Worker:
                 groups=len(plan.groups),
                 num_blocks=plan.num_blocks,
                 max_length=plan.max_model_len,
+                max_sequences=spec.max_num_seqs,
+                max_tokens=spec.max_num_batched_tokens,
             )
         self.model = model
         return plan
@@ -78,6 +90,11 @@ class Worker:
             builders[choice.name] = choice.backend.metadata_builder(env)
             builders[choice.name].allocate(limits)
         return builders
+
+    def _processors(self) -> dict[str, LogitsProcessor]:
+        vocab_size, device = self.spec.model_config.vocab_size, self._platform.device
+        built = ((c.name, c.build(LogitsEnv(vocab_size, device, settings))) for c, settings in self.spec.processors)
+        return dict(built)
 
     def _drafter(self, model: nn.Module, max_length: int) -> Drafter | None:
         spec = self.spec
@@ -102,7 +119,8 @@ class Worker:
         )
         if api is None or not able:
             return
-        graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, spec.max_num_seqs)
+        largest = min(spec.max_num_seqs, spec.max_num_batched_tokens)
+        graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest)
         pieces = PiecewiseGraphs(
             api, parts.model, parts.caches, tuple(parts.builders), spec.max_num_batched_tokens, self._platform.device
         )

@@ -43,6 +43,7 @@ class TritonBackend(AttentionBackend):
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
     options: ClassVar[Mapping[str, Option]] = {
+        "pdl": Option(bool, True, "start kernels while the ones before them drain, from capability 9.0 on"),
         "decode_splits": Option(int, 0, "parts that the keys of a decoding sequence are split into; 0: by batch size"),
         "decode_tile": Option(int, 0, "keys in a tile of decode; 0: chosen", (0, 16, 32, 64, 128)),
         "decode_warps": Option(int, 0, "warps of a decode program; 0: chosen", (0, 1, 2, 4, 8)),

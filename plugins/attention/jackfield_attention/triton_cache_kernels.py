@@ -50,18 +50,18 @@ def gather_kernel(
 
 
 @triton.jit
-def _scaled(x, scale, weight, mask, TYPE: tl.constexpr):
-    """Return x * scale, rounded, times the weight, rounded: the roundings of the norm's reference."""
-    factor = tl.load(weight, mask=mask, other=0.0).to(tl.float32)
+def _scaled(x, scale, factor, TYPE: tl.constexpr):
+    """Return x * scale, rounded, times the factor, rounded: the roundings of the norm's reference."""
     return ((x * scale[:, None]).to(TYPE).to(tl.float32) * factor[None, :]).to(TYPE).to(tl.float32)
 
 
 @triton.jit
 def _prepare_heads(
-    source, target, here, keep, weight, eps, angles, D: tl.constexpr, HALF: tl.constexpr, HALF_WIDTH: tl.constexpr,
-    REST_WIDTH: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    source, target, here, keep, low_factor, high_factor, rest_factor, eps, angles, D: tl.constexpr, HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and rotate heads (``source`` [HEADS] pointers) and store them at ``target``.
+    """Normalize and rotate heads (``source`` [HEADS] pointers) and store them at ``target``. The factors are the norm's
+    weights.
 
     A thread holds both members of its pairs, so that writing in place cannot race with reading.
     """
@@ -80,10 +80,10 @@ def _prepare_heads(
         if REST > 0:
             squares += tl.sum(rest * rest, 1)
         scale = 1.0 / tl.sqrt(squares / D + eps)
-        low = _scaled(low, scale, weight + pair, in_pair, TYPE)
-        high = _scaled(high, scale, weight + HALF + pair, in_pair, TYPE)
+        low = _scaled(low, scale, low_factor, TYPE)
+        high = _scaled(high, scale, high_factor, TYPE)
         if REST > 0:
-            rest = _scaled(rest, scale, weight + other, in_rest, TYPE)
+            rest = _scaled(rest, scale, rest_factor, TYPE)
     if ROPE:
         cos = tl.load(angles + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(angles + HALF + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
@@ -98,19 +98,38 @@ def _prepare_heads(
 
 
 @triton.jit
+def _factors(weight, D: tl.constexpr, HALF: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):
+    """Return a norm's weights for the lower and the upper members of pairs, and for what is not rotated."""
+    pair, other = tl.arange(0, HALF_WIDTH), 2 * HALF + tl.arange(0, REST_WIDTH)
+    low = tl.load(weight + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    high = tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    rest = tl.load(weight + other, mask=other < D, other=0.0).to(tl.float32)
+    return low, high, rest
+
+
+@triton.jit
 def qk_norm_rope_write_kernel(
     qkv, q_weight, k_weight, eps, cos_sin, k_cache, v_cache, slots, qkv_row, angle_row, kc_page, kc_head, kc_token,
     vc_page, vc_head, vc_token, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     HALF: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, parts of HEADS heads: first those of queries, then of keys, then of values).
 
     Queries stay where they are; keys and values go into the page of the token's slot, or nowhere when it is negative.
+    PDL: the launch is a programmatic dependent one (``triton_pdl``); only the norms' weights are read before the wait.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     Q_PARTS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     K_PARTS: tl.constexpr = (K_HEADS + HEADS - 1) // HEADS
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low, high, rest = 1.0, 1.0, 1.0
+    if NORM:
+        norm = q_weight if part < Q_PARTS else k_weight
+        low, high, rest = _factors(norm, D, HALF, HALF_WIDTH, REST_WIDTH)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     slot = tl.load(slots + token)
     page, place = slot // PAGE, slot % PAGE
     angles = cos_sin + token * angle_row
@@ -118,14 +137,14 @@ def qk_norm_rope_write_kernel(
     if part < Q_PARTS:
         head = part * HEADS + tl.arange(0, HEADS)
         _prepare_heads(
-            source + head * D, source + head * D, head < Q_HEADS, True, q_weight, eps, angles,
+            source + head * D, source + head * D, head < Q_HEADS, True, low, high, rest, eps, angles,
             D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE,
         )  # fmt: skip
     elif part < Q_PARTS + K_PARTS:
         head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
         _prepare_heads(
             source + (Q_HEADS + head) * D, k_cache + page * kc_page + place * kc_token + head.to(tl.int64) * kc_head,
-            head < K_HEADS, slot >= 0, k_weight, eps, angles, D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE,
+            head < K_HEADS, slot >= 0, low, high, rest, eps, angles, D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE,
         )  # fmt: skip
     else:
         rows = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]

@@ -3,7 +3,8 @@
 
 One program holds all query heads that share a cache head, for all new tokens of a sequence: row = token * GROUP +
 head. How many splits there are depends on the batch alone, never on lengths, so that a recorded graph stays right;
-splits without keys leave at once. The split that arrives last puts the parts together and resets the counter.
+splits without keys leave at once. The split that arrives last puts the parts together and resets the counter. PDL: the
+launch is a programmatic dependent one (``triton_pdl``); all that is read comes from the step, so a program waits first.
 """
 
 from __future__ import annotations
@@ -111,9 +112,12 @@ def decode_kernel(
     q_token, q_head, k_page, k_head, k_token, v_page, v_head, v_token, out_token, out_head, table_row,
     GROUP: tl.constexpr, QUERY: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    MERGE: tl.constexpr,
+    MERGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: (sequences, cache heads, splits). QUERY bounds the new tokens of a sequence; MERGE bounds the splits."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     VALID: tl.constexpr = GROUP * QUERY
     length = tl.load(lengths + sequence)

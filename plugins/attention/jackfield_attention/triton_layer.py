@@ -13,6 +13,7 @@ from jackfield.interfaces import AttentionEnv
 from jackfield_attention.triton_cache_kernels import qk_norm_rope_write_kernel, write_kernel
 from jackfield_attention.triton_decode_kernels import decode_kernel
 from jackfield_attention.triton_metadata import TritonMetadata
+from jackfield_attention.triton_pdl import launch_options, pdl_of
 from jackfield_attention.triton_prefill_kernels import prefill_kernel
 from jackfield_attention.triton_tuning import decode_shape, group_of, power_of_two, prefill_shape
 
@@ -33,6 +34,7 @@ class TritonLayer:
         self.softcap = request.softcap
         self.scale = request.scale
         self.sinks = env.sinks
+        self.pdl = pdl_of(_capability(env), env.settings.values.get("pdl", True))
         self._head_first = env.spec.planes[0].shape[0] == self.kv_heads
         self._decode, self._prefill = decode_shape(env), prefill_shape(env)
 
@@ -114,6 +116,7 @@ class TritonLayer:
                 NORM=q_weight_D is not None,
                 ROPE=cos_sin_TR is not None,
                 num_warps=2,
+                **launch_options(self.pdl),
             )
 
     def attend(
@@ -160,6 +163,7 @@ class TritonLayer:
             MERGE=power_of_two(plan.splits),
             num_warps=shape.warps,
             num_stages=shape.stages,
+            **launch_options(self.pdl),
         )
 
     def prefill(
@@ -213,3 +217,9 @@ class TritonLayer:
             *self.strides(cache["v"]),
             *out_THD.stride()[:2],
         )
+
+
+def _capability(env: AttentionEnv) -> tuple[int, int]:
+    """Return the capability of the device that kernels run on, (0, 0) where they run on none."""
+    facts = env.request.device
+    return (0, 0) if facts is None or env.device.type != "cuda" else facts.capability

@@ -2,7 +2,8 @@
 """Triton kernels of the layer ops. Plain pointers and basic features only, so that old and new compilers take them.
 
 Every kernel loads into float32 and rounds to the storage type where the torch reference does. Last dimensions are
-contiguous; row strides are free. Sizes that are powers of two above the real width are masked.
+contiguous; row strides are free. Sizes that are powers of two above the real width are masked. PDL: the launch is a
+programmatic dependent one (``triton_pdl``), so all but weights is touched after the wait.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ def _normalized(x, weight, eps, WIDTH: tl.constexpr, TYPE: tl.constexpr):
 @triton.jit
 def rms_norm_kernel(
     x, weight, out, rows, inner, stride_outer, stride_inner, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Norm of ROWS rows; ``out`` is contiguous."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     source = x + _row_offsets(row, inner, stride_outer, stride_inner)[:, None] + column[None, :]
     values = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     normal = _normalized(values, factor, eps, WIDTH, out.dtype.element_ty)
     target = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(target, normal.to(out.dtype.element_ty), mask=mask)
@@ -44,16 +49,20 @@ def rms_norm_kernel(
 @triton.jit
 def fused_add_rms_norm_kernel(
     x, residual, weight, out, total, rows, stride_x, stride_residual, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sum and norm of ROWS rows; ``out`` and ``total`` are contiguous."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     wide_row = row.to(tl.int64)[:, None]
     left = tl.load(x + wide_row * stride_x + column[None, :], mask=mask, other=0.0).to(tl.float32)
     right = tl.load(residual + wide_row * stride_residual + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     added = (left + right).to(total.dtype.element_ty)
     place = wide_row * WIDTH + column[None, :]
     tl.store(total + place, added, mask=mask)
@@ -73,8 +82,11 @@ def _activated(gate, KIND: tl.constexpr):
 
 
 @triton.jit
-def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Activation of the first half of a row times the second half; ``out`` is contiguous."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width
@@ -88,9 +100,12 @@ def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr)
 @triton.jit
 def rotary_kernel(
     x, cos_sin, heads, stride_token, stride_head, stride_angle, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate HEADS heads of one token in place. A thread holds both members of its pairs, so nothing races."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, BLOCK)

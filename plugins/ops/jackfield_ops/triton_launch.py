@@ -1,4 +1,4 @@
-"""Launchers of the Triton layer ops, with the signatures of the torch references.
+"""Launchers of the Triton layer ops, with the signatures of the torch references, and ``pdl`` (see ``triton_pdl``).
 
 Legend: T tokens, E width, F intermediate, H heads, D head size, R rotary size.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from jackfield_ops.triton_kernels import fused_add_rms_norm_kernel, gated_kernel, rms_norm_kernel, rotary_kernel
+from jackfield_ops.triton_pdl import launch_options
 
 TILE = 4096
 """Elements that a program of narrow rows handles."""
@@ -31,7 +32,7 @@ def row_tile(rows: int, width: int) -> tuple[int, int, int]:
     return block, tall, min(16, max(1, block * tall // 512))
 
 
-def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float, pdl: bool = False) -> torch.Tensor:
     """Root-mean-square norm over the last dimension of any tensor; a view with strided rows is read as it is."""
     width = x_TE.shape[-1]
     out = torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device)
@@ -53,12 +54,13 @@ def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Te
         BLOCK=block,
         ROWS=tall,
         num_warps=warps,
+        **launch_options(pdl),
     )
     return out
 
 
 def fused_add_rms_norm(
-    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float, pdl: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (norm(x + residual), x + residual), both new."""
     width = x_TE.shape[-1]
@@ -82,22 +84,24 @@ def fused_add_rms_norm(
         BLOCK=block,
         ROWS=tall,
         num_warps=warps,
+        **launch_options(pdl),
     )
     return out, total
 
 
-def gated(kind: str, x_T2F: torch.Tensor) -> torch.Tensor:
+def gated(kind: str, x_T2F: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """Return activation(gate) * up of ``[gate, up]``; ``kind`` is ``silu``, ``gelu`` or ``gelu_tanh``."""
     width = x_T2F.shape[-1] // 2
     out = torch.empty((*x_T2F.shape[:-1], width), dtype=x_T2F.dtype, device=x_T2F.device)
     x = _flat(x_T2F)
     if out.numel():
         grid = (len(x), -(-width // GATED_BLOCK))
-        gated_kernel[grid](x, out, width, x.stride(0), KIND=kind, BLOCK=GATED_BLOCK, num_warps=4)
+        options = launch_options(pdl)
+        gated_kernel[grid](x, out, width, x.stride(0), KIND=kind, BLOCK=GATED_BLOCK, num_warps=4, **options)
     return out
 
 
-def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
+def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """Rotate the first R features of every head in place, pairs being (i, i + R/2). Heads may be strided."""
     tokens, heads = x_THD.shape[:2]
     half = cos_sin_TR.shape[-1] // 2
@@ -115,6 +119,7 @@ def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
             BLOCK=power_of_two(half),
             HEADS=ROTARY_HEADS,
             num_warps=2,
+            **launch_options(pdl),
         )
     return x_THD
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from jackfield.interfaces import OPS, Band, OpRequest, OpsProvider, Preference, Reason, Settings
+from jackfield.interfaces import OPS, Band, OpRequest, OpsProvider, Option, Preference, Reason, Settings
 
 MIN_CAPABILITY = (8, 0)
 """The oldest devices with bfloat16 arithmetic."""
@@ -20,6 +21,9 @@ class TritonOps(OpsProvider):
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
+    options: ClassVar[Mapping[str, Option]] = {
+        "pdl": Option(bool, True, "start kernels while the ones before them drain, from capability 9.0 on"),
+    }
 
     @classmethod
     def check(cls, request: OpRequest) -> Sequence[Reason]:
@@ -39,5 +43,7 @@ class TritonOps(OpsProvider):
     def build(cls, op: str, request: OpRequest, settings: Settings) -> Callable[..., Any]:
         """Return the launcher of ``op``."""
         from jackfield_ops.triton_launch import LAUNCHERS
+        from jackfield_ops.triton_pdl import pdl_of
 
-        return LAUNCHERS[op]
+        capability = (0, 0) if request.device is None else request.device.capability
+        return partial(LAUNCHERS[op], pdl=pdl_of(capability, settings.values.get("pdl", True)))

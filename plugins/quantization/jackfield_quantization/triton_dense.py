@@ -30,6 +30,10 @@ class TritonDense(QuantizationMethod):
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
+    pdl: ClassVar[bool] = True
+    """Whether kernels may start while the ones before them drain. Methods are given no options, so a subclass under
+    another name turns it off.
+    """
 
     @classmethod
     def check(cls, request: QuantizationRequest) -> Sequence[Reason]:
@@ -52,4 +56,4 @@ class TritonDense(QuantizationMethod):
         from jackfield_quantization.triton_dense_scheme import SkinnyScheme
         from jackfield_quantization.unquantized_scheme import DenseScheme
 
-        return DenseScheme() if info.num_experts else SkinnyScheme()
+        return DenseScheme() if info.num_experts else SkinnyScheme(cls.pdl)

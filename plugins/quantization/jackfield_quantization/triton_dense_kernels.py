@@ -3,7 +3,8 @@
 
 Legend: T rows of activations (``rows``, padded to ROWS), I ``inputs``, O ``outputs``. Sums are formed in float32 in an
 order that does not change from launch to launch. Where programs share rows of weight, each leaves its part in memory;
-the one that arrives last adds them and resets the counter.
+the one that arrives last adds them and resets the counter. PDL: the launch is a programmatic dependent one
+(``triton_pdl``); the first AHEAD tiles of weight are read before the wait, everything else after it.
 """
 
 from __future__ import annotations
@@ -31,28 +32,23 @@ def _activation(x, column, inputs, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _multiplied(
-    x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr,
+def _added(
+    sum_0, sum_1, sum_2, sum_3, x, weight, column, last, inputs, x_row, ROWS: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """Return [BLOCK_O, ROWS] for up to four rows; each place of a tile keeps its own sum until the end.
+    """Return the sums with one tile of ``weight`` times each row added; rows past the ``last`` repeat it."""
+    weight = weight.to(tl.float32)
+    sum_0 += weight * _activation(x, column, inputs, EVEN)
+    if ROWS > 1:
+        sum_1 += weight * _activation(x + tl.minimum(1, last) * x_row, column, inputs, EVEN)
+    if ROWS > 2:
+        sum_2 += weight * _activation(x + tl.minimum(2, last) * x_row, column, inputs, EVEN)
+        sum_3 += weight * _activation(x + tl.minimum(3, last) * x_row, column, inputs, EVEN)
+    return sum_0, sum_1, sum_2, sum_3
 
-    Rows past the last repeat it.
-    """
-    sum_0 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-    sum_1 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-    sum_2 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-    sum_3 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-    last = rows - 1
-    for first in tl.range(begin, end, BLOCK_I, num_stages=STAGES):
-        column = first + tl.arange(0, BLOCK_I)[None, :]
-        weight = _weight_tile(weight_rows, column, inputs, EVEN).to(tl.float32)
-        sum_0 += weight * _activation(x, column, inputs, EVEN)
-        if ROWS > 1:
-            sum_1 += weight * _activation(x + tl.minimum(1, last) * x_row, column, inputs, EVEN)
-        if ROWS > 2:
-            sum_2 += weight * _activation(x + tl.minimum(2, last) * x_row, column, inputs, EVEN)
-            sum_3 += weight * _activation(x + tl.minimum(3, last) * x_row, column, inputs, EVEN)
+
+@triton.jit
+def _row_sums(sum_0, sum_1, sum_2, sum_3, ROWS: tl.constexpr):
+    """Return [BLOCK_O, ROWS]: each sum over its columns."""
     which = tl.arange(0, ROWS)[None, :]
     total = tl.sum(sum_0, 1)[:, None]
     if ROWS > 1:
@@ -64,19 +60,70 @@ def _multiplied(
 
 
 @triton.jit
+def _multiplied(
+    x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Return [BLOCK_O, ROWS] for up to four rows; each place of a tile keeps its own sum until the end."""
+    inside = tl.arange(0, BLOCK_I)[None, :]
+    if AHEAD > 0:
+        first_weight = _weight_tile(weight_rows, begin + inside, inputs, EVEN)
+    if AHEAD > 1:
+        second_weight = _weight_tile(weight_rows, begin + BLOCK_I + inside, inputs, EVEN)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    sum_0 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    sum_1 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    sum_2 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    sum_3 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    last = rows - 1
+    if AHEAD > 0:
+        sum_0, sum_1, sum_2, sum_3 = _added(
+            sum_0, sum_1, sum_2, sum_3, x, first_weight, begin + inside, last, inputs, x_row, ROWS, EVEN
+        )  # fmt: skip
+    if AHEAD > 1:
+        sum_0, sum_1, sum_2, sum_3 = _added(
+            sum_0, sum_1, sum_2, sum_3, x, second_weight, begin + BLOCK_I + inside, last, inputs, x_row, ROWS, EVEN
+        )  # fmt: skip
+    for first in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
+        weight = _weight_tile(weight_rows, first + inside, inputs, EVEN)
+        sum_0, sum_1, sum_2, sum_3 = _added(
+            sum_0, sum_1, sum_2, sum_3, x, weight, first + inside, last, inputs, x_row, ROWS, EVEN
+        )  # fmt: skip
+    return _row_sums(sum_0, sum_1, sum_2, sum_3, ROWS)
+
+
+@triton.jit
+def _dotted(total, x, weight, column, rows, inputs, x_row, ROWS: tl.constexpr):
+    """Return ``total`` with one tile of ``weight`` times all rows added; ``column`` [BLOCK_I]."""
+    which = tl.arange(0, ROWS)[None, :]
+    mask = (column < inputs)[:, None] & (which < rows)
+    values = tl.load(x + which * x_row + column[:, None], mask=mask, other=0.0, eviction_policy="evict_last")
+    return tl.dot(weight, values, total, input_precision="ieee")
+
+
+@triton.jit
 def _on_matrix_units(
     x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return [BLOCK_O, ROWS]. The weight is the left operand, because the left one may be tall."""
-    which = tl.arange(0, ROWS)[None, :]
+    inside = tl.arange(0, BLOCK_I)
+    if AHEAD > 0:
+        first_weight = _weight_tile(weight_rows, begin + inside[None, :], inputs, EVEN)
+    if AHEAD > 1:
+        second_weight = _weight_tile(weight_rows, begin + BLOCK_I + inside[None, :], inputs, EVEN)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     total = tl.zeros((BLOCK_O, ROWS), tl.float32)
-    for first in tl.range(begin, end, BLOCK_I, num_stages=STAGES):
-        column = first + tl.arange(0, BLOCK_I)
+    if AHEAD > 0:
+        total = _dotted(total, x, first_weight, begin + inside, rows, inputs, x_row, ROWS)
+    if AHEAD > 1:
+        total = _dotted(total, x, second_weight, begin + BLOCK_I + inside, rows, inputs, x_row, ROWS)
+    for first in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
+        column = first + inside
         weight = _weight_tile(weight_rows, column[None, :], inputs, EVEN)
-        mask = (column < inputs)[:, None] & (which < rows)
-        values = tl.load(x + which * x_row + column[:, None], mask=mask, other=0.0, eviction_policy="evict_last")
-        total = tl.dot(weight, values, total, input_precision="ieee")
+        total = _dotted(total, x, weight, column, rows, inputs, x_row, ROWS)
     return total
 
 
@@ -93,11 +140,13 @@ def _store(total, out, bias, row, mask, out_row, ROWS: tl.constexpr, BIAS: tl.co
 def skinny_kernel(
     x, weight, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row, out_row, ROWS: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    MATRIX: tl.constexpr, BIAS: tl.constexpr,
+    MATRIX: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid: (parts of BLOCK_O rows of weight, splits of ``inputs``). EVEN: ``inputs`` is a multiple of BLOCK_I; MERGE
-    bounds the splits.
+    bounds the splits. Every split has at least AHEAD tiles.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     block, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     inside = tl.arange(0, BLOCK_O)[:, None]
     row = block * BLOCK_O + inside
@@ -107,10 +156,12 @@ def skinny_kernel(
     weight_rows = weight + tl.minimum(row, outputs - 1).to(tl.int64) * weight_row
     if MATRIX:
         total = _on_matrix_units(
-            x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN
+            x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN, PDL, AHEAD
         )  # fmt: skip
     else:
-        total = _multiplied(x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN)
+        total = _multiplied(
+            x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN, PDL, AHEAD
+        )  # fmt: skip
     which = tl.arange(0, ROWS)[None, :]
     mask = (row < outputs) & (which < rows)
     if MERGE == 1:

@@ -6,9 +6,12 @@ import torch
 
 from jackfield_quantization.triton_dense_kernels import skinny_kernel
 from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, MOST_SPLITS, SkinnyShape
+from jackfield_quantization.triton_pdl import launch_options
 
 MERGES = (1, 4, MOST_SPLITS)
 """Bounds of splits that kernels are compiled for."""
+MOST_AHEAD = 2
+"""Most tiles of weight that a program holds in registers before it waits."""
 
 
 def skinny_product(
@@ -18,23 +21,26 @@ def skinny_product(
     out_TO: torch.Tensor,
     shape: SkinnyShape,
     counters: torch.Tensor,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Write ``x @ W.T + bias`` into ``out`` and return it. Can be recorded into a graph.
 
     Args:
         x_TI: 1 to 16 rows (1 to 4 without matrix units), contiguous inside a row. weight_OI: contiguous inside a row.
         bias_O: contiguous, or None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one
-            for each ``block_o`` outputs where there is more than one split; zero again afterwards.
+            for each ``block_o`` outputs where there is more than one split; zero again afterwards. pdl: see
+            ``triton_pdl``; the weight must then be older than the kernel before.
     """
     (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0]
     blocks, padded = -(-outputs // shape.block_o), padded_rows(rows, shape)
+    splits = splits_used(inputs, shape)
     assert x_TI.stride(1) == weight_OI.stride(1) == out_TO.stride(1) == 1
-    assert shape.splits == 1 or counters.numel() >= blocks
+    assert splits == 1 or counters.numel() >= blocks
     parts = counters
-    if shape.splits > 1:
-        size = blocks * shape.splits * padded * shape.block_o
+    if splits > 1:
+        size = blocks * splits * padded * shape.block_o
         parts = torch.empty(size, dtype=torch.float32, device=x_TI.device)
-    skinny_kernel[(blocks, shape.splits)](
+    skinny_kernel[(blocks, splits)](
         x_TI,
         weight_OI,
         weight_OI if bias_O is None else bias_O,
@@ -50,13 +56,15 @@ def skinny_product(
         ROWS=padded,
         BLOCK_O=shape.block_o,
         BLOCK_I=shape.block_i,
-        MERGE=next(bound for bound in MERGES if bound >= shape.splits),
+        MERGE=next(bound for bound in MERGES if bound >= splits),
         STAGES=shape.stages,
         EVEN=inputs % shape.block_i == 0,
         MATRIX=shape.matrix,
         BIAS=bias_O is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,
+        AHEAD=tiles_ahead(inputs, shape) if pdl else 0,
+        **launch_options(pdl),
     )
     return out_TO
 
@@ -65,3 +73,19 @@ def padded_rows(rows: int, shape: SkinnyShape) -> int:
     """Return the rows that a program computes: 16 on matrix units, else the least power of two."""
     assert 0 < rows <= (MOST_ROWS if shape.matrix else FEW_ROWS)
     return MOST_ROWS if shape.matrix else 1 << (rows - 1).bit_length()
+
+
+def splits_used(inputs: int, shape: SkinnyShape) -> int:
+    """Return how many of the splits have a tile."""
+    tiles = -(-inputs // shape.block_i)
+    return -(-tiles // -(-tiles // shape.splits))
+
+
+def tiles_ahead(inputs: int, shape: SkinnyShape) -> int:
+    """Return how many tiles of weight a program reads before it waits: no more than the last split, the shortest, has.
+
+    Where tiles are in flight anyway, the first alone starts the stream of weights.
+    """
+    tiles, splits = -(-inputs // shape.block_i), splits_used(inputs, shape)
+    shortest = tiles - (splits - 1) * -(-tiles // splits)
+    return min(shortest, MOST_AHEAD if shape.stages == 1 else 1)

@@ -9,15 +9,21 @@ import torch
 
 from jackfield.interfaces import ParameterHolder, QuantizedActivation
 from jackfield_quantization.triton_dense_plan import MOST_ROWS, SkinnyShape, counters_for, skinny_shape
+from jackfield_quantization.triton_pdl import pdl_of
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 
 TYPES = frozenset({torch.bfloat16, torch.float16})
 
 
 class SkinnyScheme(DenseScheme):
-    """:class:`DenseScheme`'s storage. One object serves one layer, whose products must follow one another."""
+    """:class:`DenseScheme`'s storage. One object serves one layer, whose products must follow one another.
 
-    def __init__(self) -> None:
+    Args:
+        pdl: whether products may start while the kernel before them drains (see ``triton_pdl``).
+    """
+
+    def __init__(self, pdl: bool = True) -> None:
+        self._wanted, self._pdl = pdl, False
         self._cores = 0
         self._counters: torch.Tensor | None = None
 
@@ -27,6 +33,7 @@ class SkinnyScheme(DenseScheme):
         if weight_OI.device.type != "cuda" or self._counters is not None:
             return
         self._cores = torch.cuda.get_device_properties(weight_OI.device).multi_processor_count
+        self._pdl = pdl_of(torch.cuda.get_device_capability(weight_OI.device), self._wanted)
         outputs, inputs = weight_OI.shape
         needed = counters_for(outputs, inputs, self._cores)
         self._counters = torch.zeros(max(1, needed), dtype=torch.int32, device=weight_OI.device)
@@ -50,7 +57,7 @@ class SkinnyScheme(DenseScheme):
 
         assert self._counters is not None
         out = x_TI.new_empty((len(x_TI), len(weight_OI))) if out_TO is None else out_TO
-        return skinny_product(x_TI, weight_OI, bias_O, out, shape, self._counters)
+        return skinny_product(x_TI, weight_OI, bias_O, out, shape, self._counters, self._pdl)
 
     def _shape(
         self, x_TI: torch.Tensor | QuantizedActivation, weight_OI: torch.Tensor, out_TO: torch.Tensor | None

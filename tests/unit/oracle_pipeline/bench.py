@@ -18,6 +18,7 @@ from jackfield_models.llama import Llama, Qwen2
 from jackfield_ops.torch_ops import TorchOps
 from jackfield_platforms.cpu import CpuPlatform
 from jackfield_quantization.unquantized import Unquantized
+from jackfield_scheduling.policies import Fcfs
 from jackfield_spec_decode.ngram import NgramDrafter
 
 CONFIG: dict[str, Any] = {
@@ -46,6 +47,7 @@ PLUGINS: tuple[type[Plugin], ...] = (
     TorchSdpaBackend,
     TorchOps,
     NgramDrafter,
+    Fcfs,
 )
 
 

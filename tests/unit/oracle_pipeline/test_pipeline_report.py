@@ -21,7 +21,15 @@ from jackfield.oracle.pipeline import resolve
 from jackfield.registry import Registry
 from oracle_pipeline.bench import CONFIG, run
 
-FAMILIES = ["platforms", "models", "quantization_methods", "attention_backends", "ops", "drafters"]
+FAMILIES = [
+    "platforms",
+    "models",
+    "quantization_methods",
+    "attention_backends",
+    "ops",
+    "drafters",
+    "scheduling_policies",
+]
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf")
 
 

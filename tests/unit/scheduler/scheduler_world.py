@@ -28,8 +28,10 @@ from jackfield.protocol import (
 )
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.scheduler import Scheduler, SchedulerLimits
-from jackfield.scheduler.policy import POLICIES
+from jackfield.scheduler.order import request_view
+from jackfield_scheduling.policies import Fcfs, Priority
 
+POLICIES = {"fcfs": Fcfs, "priority": Priority}
 VOCAB = 6
 Content = tuple[object, ...]
 
@@ -241,7 +243,7 @@ class Told:
 
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     cached: int = 0
     logprobs: list[TokenLogprobs] | None = None
 
@@ -259,7 +261,7 @@ class Engine:
         self.flight: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
         self.admitted: list[str] = []
         self.steps = 0
-        self.keys = {a.request.request_id: POLICIES[setup.policy]().key(a.request) for a in arrivals}
+        self.keys = {a.request.request_id: POLICIES[setup.policy]().key(request_view(a.request)) for a in arrivals}
 
     def run(self, limit: int = 4000) -> dict[str, Told]:
         """Run to the end; returns what was told."""

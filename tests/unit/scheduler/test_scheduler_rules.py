@@ -10,7 +10,8 @@ from scheduler_world import VOCAB, Arrival, Engine, Setup, check, expected, next
 
 from jackfield.protocol import CoreEvent, FinishReason, SamplerOutput
 from jackfield.protocol.steps import ModelRunnerOutput
-from jackfield.scheduler import FcfsPolicy, PriorityPolicy
+from jackfield.scheduler.order import request_view
+from jackfield_scheduling.policies import Fcfs, Priority
 
 
 def test_a_prompt_is_cut_where_the_budget_ends() -> None:
@@ -188,8 +189,8 @@ def test_steps_are_accounted_in_order() -> None:
 
 def test_policies_order_by_their_keys() -> None:
     early, urgent = request("a", [1], arrival=1, priority=5), request("b", [1], arrival=2, priority=-5)
-    assert sorted([urgent, early], key=FcfsPolicy().key) == [early, urgent]
-    assert sorted([early, urgent], key=PriorityPolicy().key) == [urgent, early]
+    assert sorted([urgent, early], key=lambda r: Fcfs().key(request_view(r))) == [early, urgent]
+    assert sorted([early, urgent], key=lambda r: Priority().key(request_view(r))) == [urgent, early]
 
 
 def test_urgent_requests_are_admitted_first() -> None:

@@ -1,0 +1,31 @@
+"""Programmatic dependent launch: a kernel starts while the one before it in the stream drains.
+
+Such a kernel waits before it touches anything that an earlier kernel may write or still read; before that it may read
+what no kernel of a step writes, which are weights. A wait ends when the kernel before has ended, which itself waited
+in every program, so all earlier ones have ended too. See the CUDA C++ programming guide, "Programmatic Dependent
+Launch and Synchronization".
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+MIN_CAPABILITY = (9, 0)
+INSTRUCTIONS = "triton.language.extra.cuda.gdc"
+"""The module of Triton (3.4 on) with the instructions that kernels need for it."""
+
+
+def pdl_of(capability: tuple[int, int], wanted: bool = True) -> bool:
+    """Return whether kernels are launched so.
+
+    Args:
+        capability: of the device that they run on; (0, 0) where they run on none. wanted: what the user set.
+    """
+    return wanted and capability >= MIN_CAPABILITY and find_spec(INSTRUCTIONS) is not None
+
+
+def launch_options(pdl: bool) -> dict[str, bool]:
+    """Return the keyword arguments of a launch. Old versions of Triton do not know ``launch_pdl``, so it is left out
+    where it would be false.
+    """
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
