@@ -16,17 +16,15 @@ from paged_case import Case, Shape, attend, limits_of, make_case
 
 from jackfield.interfaces import DeviceFacts, OpRequest
 from jackfield.interfaces.plugin import Settings
-from jackfield_attention import triton_pdl as attention_pdl
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.triton_backend import TritonBackend
-from jackfield_ops import triton_pdl as ops_pdl
 from jackfield_ops.triton_launch import LAUNCHERS
 from jackfield_ops.triton_ops import TritonOps
-from jackfield_quantization import triton_pdl as dense_pdl
 from jackfield_quantization.triton_dense import TritonDense
 from jackfield_quantization.triton_dense_launch import skinny_product, splits_used
 from jackfield_quantization.triton_dense_plan import SkinnyShape
 from jackfield_quantization.triton_dense_scheme import SkinnyScheme
+from jackfield_triton import launch
 
 HALF = torch.float16
 
@@ -146,14 +144,13 @@ def test_prepare_waits_in_every_program(turned: int, norm: bool, before: Predece
         assert torch.equal(plane.nan_to_num(7.0), second.cache[name].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("module", [ops_pdl, attention_pdl, dense_pdl], ids=lambda module: module.__name__)
-def test_who_overlaps(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [module.pdl_of(capability) for capability in ((0, 0), (8, 9), (9, 0), (12, 0))] == [False, False, True, True]
-    assert not module.pdl_of((9, 0), wanted=False)
-    assert module.launch_options(True) == {"PDL": True, "launch_pdl": True}
-    assert module.launch_options(False) == {"PDL": False}
-    monkeypatch.setattr(module, "INSTRUCTIONS", "triton.language.extra.cuda.no_such_module")
-    assert not module.pdl_of((9, 0))
+def test_who_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [launch.pdl_of(capability) for capability in ((0, 0), (8, 9), (9, 0), (12, 0))] == [False, False, True, True]
+    assert not launch.pdl_of((9, 0), wanted=False)
+    assert launch.launch_options(True) == {"PDL": True, "launch_pdl": True}
+    assert launch.launch_options(False) == {"PDL": False}
+    monkeypatch.setattr(launch, "INSTRUCTIONS", "triton.language.extra.cuda.no_such_module")
+    assert not launch.pdl_of((9, 0))
 
 
 def built(capability: tuple[int, int], **settings: bool) -> bool:

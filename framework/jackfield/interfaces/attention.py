@@ -160,7 +160,8 @@ class AttentionStep:
         max_length: upper bound of tokens (old and new) of a sequence.
         query_start: [B + 1] first new token of each sequence, then T.
         lengths: [B] tokens of each sequence after this step, old and new.
-        block_table: [B, M] page of each block; entries past a sequence's end are 0 and must not be read into results.
+        block_table: [B, M] page of each block; entries past a sequence's end name any block, and must not
+            be read into results.
         slots: [T] int64 ``page * block_size + offset`` of each new token; a negative slot is not written.
         positions: [T] int64 position of each new token in its sequence.
         query_start_host: [B + 1].

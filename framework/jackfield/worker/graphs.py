@@ -55,7 +55,7 @@ class DecodeGraphs:
         self._api, self._batch, self._forward, self._transfer = api, batch, forward, transfer
         self._pool = api.new_pool()
         larger = [size for size in SIZES if size < max_sequences]
-        self.sizes = tuple(larger) + (max_sequences,)
+        self.sizes = (*larger, max_sequences)
         self._recorded: dict[int, Recorded] = {}
 
     def record_all(self) -> None:

@@ -17,7 +17,7 @@ from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepL
 from jackfield_attention.triton_cache_kernels import gather_kernel
 from jackfield_attention.triton_layer import TritonLayer
 from jackfield_attention.triton_metadata import TritonMetadata, TritonMetadataBuilder
-from jackfield_attention.triton_tuning import power_of_two
+from jackfield_triton.launch import power_of_two
 
 GATHER_TILE = 32
 

@@ -117,7 +117,8 @@ def qk_norm_rope_write_kernel(
     """Grid: (tokens, parts of HEADS heads: first those of queries, then of keys, then of values).
 
     Queries stay where they are; keys and values go into the page of the token's slot, or nowhere when it is negative.
-    PDL: the launch is a programmatic dependent one (``triton_pdl``); only the norms' weights are read before the wait.
+    PDL: the launch is a programmatic dependent one (``jackfield_triton.launch``); only the norms' weights are read
+    before the wait.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

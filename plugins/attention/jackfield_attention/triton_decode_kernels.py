@@ -4,7 +4,8 @@
 One program holds all query heads that share a cache head, for all new tokens of a sequence: row = token * GROUP +
 head. How many splits there are depends on the batch alone, never on lengths, so that a recorded graph stays right;
 splits without keys leave at once. The split that arrives last puts the parts together and resets the counter. PDL: the
-launch is a programmatic dependent one (``triton_pdl``); all that is read comes from the step, so a program waits first.
+launch is a programmatic dependent one (``jackfield_triton.launch``); all that is read comes from the step, so a
+program waits first.
 """
 
 from __future__ import annotations

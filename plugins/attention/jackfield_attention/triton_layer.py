@@ -13,9 +13,9 @@ from jackfield.interfaces import AttentionEnv
 from jackfield_attention.triton_cache_kernels import qk_norm_rope_write_kernel, write_kernel
 from jackfield_attention.triton_decode_kernels import decode_kernel
 from jackfield_attention.triton_metadata import TritonMetadata
-from jackfield_attention.triton_pdl import launch_options, pdl_of
 from jackfield_attention.triton_prefill_kernels import prefill_kernel
-from jackfield_attention.triton_tuning import decode_shape, group_of, power_of_two, prefill_shape
+from jackfield_attention.triton_tuning import decode_shape, group_of, prefill_shape
+from jackfield_triton.launch import launch_options, pdl_of, power_of_two
 
 HEADS = 8
 """Heads that a program moves."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jackfield.interfaces import AttentionEnv
+from jackfield_triton.launch import power_of_two
 
 ROOMY = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
 """Capabilities with 160 KB of shared memory or more for a program; others have about 100 KB."""
@@ -45,11 +46,6 @@ class DecodePlan:
     query: int
     rows: int
     splits: int
-
-
-def power_of_two(size: int) -> int:
-    """Return the least power of two that is not below ``size``."""
-    return 1 << max(0, size - 1).bit_length()
 
 
 def group_of(env: AttentionEnv) -> int:

@@ -3,7 +3,7 @@
 
 Every kernel loads into float32 and rounds to the storage type where the torch reference does. Last dimensions are
 contiguous; row strides are free. Sizes that are powers of two above the real width are masked. PDL: the launch is a
-programmatic dependent one (``triton_pdl``), so all but weights is touched after the wait.
+programmatic dependent one (``jackfield_triton.launch``), so all but weights is touched after the wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Launchers of the Triton layer ops, with the signatures of the torch references, and ``pdl`` (see ``triton_pdl``).
+"""Launchers of the Triton layer ops, with the signatures of the torch references, and ``pdl`` (see
+``jackfield_triton.launch``).
 
 Legend: T tokens, E width, F intermediate, H heads, D head size, R rotary size.
 """
@@ -12,17 +13,12 @@ from typing import Any
 import torch
 
 from jackfield_ops.triton_kernels import fused_add_rms_norm_kernel, gated_kernel, rms_norm_kernel, rotary_kernel
-from jackfield_ops.triton_pdl import launch_options
+from jackfield_triton.launch import launch_options, power_of_two
 
 TILE = 4096
 """Elements that a program of narrow rows handles."""
 GATED_BLOCK = 1024
 ROTARY_HEADS = 8
-
-
-def power_of_two(size: int) -> int:
-    """Return the least power of two that is not below ``size``."""
-    return 1 << max(0, size - 1).bit_length()
 
 
 def row_tile(rows: int, width: int) -> tuple[int, int, int]:

@@ -43,7 +43,7 @@ class TritonOps(OpsProvider):
     def build(cls, op: str, request: OpRequest, settings: Settings) -> Callable[..., Any]:
         """Return the launcher of ``op``."""
         from jackfield_ops.triton_launch import LAUNCHERS
-        from jackfield_ops.triton_pdl import pdl_of
+        from jackfield_triton.launch import pdl_of
 
         capability = (0, 0) if request.device is None else request.device.capability
         return partial(LAUNCHERS[op], pdl=pdl_of(capability, settings.values.get("pdl", True)))

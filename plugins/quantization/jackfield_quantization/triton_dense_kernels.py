@@ -4,7 +4,7 @@
 Legend: T rows of activations (``rows``, padded to ROWS), I ``inputs``, O ``outputs``. Sums are formed in float32 in an
 order that does not change from launch to launch. Where programs share rows of weight, each leaves its part in memory;
 the one that arrives last adds them and resets the counter. PDL: the launch is a programmatic dependent one
-(``triton_pdl``); the first AHEAD tiles of weight are read before the wait, everything else after it.
+(``jackfield_triton.launch``); the first AHEAD tiles of weight are read before the wait, everything else after it.
 """
 
 from __future__ import annotations

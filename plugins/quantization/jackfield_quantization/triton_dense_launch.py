@@ -6,7 +6,7 @@ import torch
 
 from jackfield_quantization.triton_dense_kernels import skinny_kernel
 from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, MOST_SPLITS, SkinnyShape
-from jackfield_quantization.triton_pdl import launch_options
+from jackfield_triton.launch import launch_options
 
 MERGES = (1, 4, MOST_SPLITS)
 """Bounds of splits that kernels are compiled for."""
@@ -29,7 +29,7 @@ def skinny_product(
         x_TI: 1 to 16 rows (1 to 4 without matrix units), contiguous inside a row. weight_OI: contiguous inside a row.
         bias_O: contiguous, or None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one
             for each ``block_o`` outputs where there is more than one split; zero again afterwards. pdl: see
-            ``triton_pdl``; the weight must then be older than the kernel before.
+            ``jackfield_triton.launch``; the weight must then be older than the kernel before.
     """
     (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0]
     blocks, padded = -(-outputs // shape.block_o), padded_rows(rows, shape)

@@ -9,8 +9,8 @@ import torch
 
 from jackfield.interfaces import ParameterHolder, QuantizedActivation
 from jackfield_quantization.triton_dense_plan import MOST_ROWS, SkinnyShape, counters_for, skinny_shape
-from jackfield_quantization.triton_pdl import pdl_of
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
+from jackfield_triton.launch import pdl_of
 
 TYPES = frozenset({torch.bfloat16, torch.float16})
 
@@ -19,7 +19,7 @@ class SkinnyScheme(DenseScheme):
     """:class:`DenseScheme`'s storage. One object serves one layer, whose products must follow one another.
 
     Args:
-        pdl: whether products may start while the kernel before them drains (see ``triton_pdl``).
+        pdl: whether products may start while the kernel before them drains (see ``jackfield_triton.launch``).
     """
 
     def __init__(self, pdl: bool = True) -> None:

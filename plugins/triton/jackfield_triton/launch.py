@@ -1,4 +1,6 @@
-"""Programmatic dependent launch: a kernel starts while the one before it in the stream drains.
+"""How kernels are launched.
+
+Programmatic dependent launch: a kernel starts while the one before it in the stream drains.
 
 Such a kernel waits before it touches anything that an earlier kernel may write or still read; before that it may read
 what no kernel of a step writes, which are weights. A wait ends when the kernel before has ended, which itself waited
@@ -29,3 +31,8 @@ def launch_options(pdl: bool) -> dict[str, bool]:
     where it would be false.
     """
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+
+
+def power_of_two(size: int) -> int:
+    """Return the least power of two that is not below ``size``."""
+    return 1 << max(0, size - 1).bit_length()

@@ -1,0 +1,1 @@
+"""What plugins with Triton kernels share, whatever their family. No plugin itself."""
