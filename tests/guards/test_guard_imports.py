@@ -16,7 +16,13 @@ SLACK = 4.0
 """Factor on time budgets, for machines that are slow or busy."""
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf", "numba", "triton")
 LIGHT_PARTS = ("errors", "interfaces", "config", "protocol", "checkpoint", "sources", "registry", "oracle", "cli")
-PLUGINS_MAY_USE = ("jackfield_triton", "jackfield.interfaces", "jackfield.layers", "jackfield.errors", "jackfield.testing")
+PLUGINS_MAY_USE = (
+    "jackfield_triton",
+    "jackfield.interfaces",
+    "jackfield.layers",
+    "jackfield.errors",
+    "jackfield.testing",
+)
 BELOW_THE_ORACLE = (
     *("distributed", "sampling", "kv_cache", "tokenizer", "structured_output", "multimodal", "metrics"),
     *("layers", "scheduler", "loader"),
