@@ -47,20 +47,20 @@ check: setup
 	@echo "==> import contracts"
 	$(BIN)/lint-imports
 	@echo "==> unit tests"
-	$(BIN)/python -m pytest -q tests/unit -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit -m "not slow"
 
 test: check
 	@echo "==> guards, conformance and integration tests"
-	$(BIN)/python -m pytest -q $(wildcard tests/guards tests/conformance tests/integration) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(wildcard tests/guards tests/conformance tests/integration) -m "not slow and not gpu"
 
 test-kernels: setup
 	@echo "==> Triton kernels in the interpreter, in a process of their own"
 	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt triton
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/kernels
 
 test-slow: setup
 	@echo "==> slow tests"
-	$(BIN)/python -m pytest -q tests -m "slow and not gpu" --ignore=tests/kernels --ignore=tests/device
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests -m "slow and not gpu" --ignore=tests/kernels --ignore=tests/device
 
 test-full: test test-slow test-kernels
 

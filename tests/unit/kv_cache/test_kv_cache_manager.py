@@ -89,10 +89,11 @@ class ManagerMachine(RuleBasedStateMachine):
             for block in blocks:
                 for group in range(len(self.windows)):
                     self.content.pop((group, block), None)
-        self.computed[slot] = target
+        # Blocks are published once, when they become full: a copy of a prefix that was findable then stays unpublished.
+        first, self.computed[slot] = self.computed[slot] // self.size, target
         self.manager.publish(slot, hasher_of(self.tokens[slot], self.size), target)
         for g in range(len(self.windows)):
-            for index in range(target // self.size):
+            for index in range(first, target // self.size):
                 prefix = tuple(self.tokens[slot][: (index + 1) * self.size])
                 block = self.manager.table(slot, g)[index]
                 if block != NULL_BLOCK and not self.cached(g, prefix):
