@@ -12,7 +12,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo check test test-slow test-kernels test-full docs-config
+.PHONY: help setup demo check test test-slow test-kernels test-full soak docs-config
 
 help:
 	@echo "make setup        make .venv and install Jackfield and its tools into it"
@@ -20,6 +20,7 @@ help:
 	@echo "make check        lint, types, import contracts, unit tests"
 	@echo "make test         check, guards, and integration tests that are not slow"
 	@echo "make test-full    test, the slow tests, and the Triton kernels in the interpreter"
+	@echo "make soak         half an hour of mixed load with disconnects, by hand"
 	@echo "make docs-config  write docs/reference/config.md and docs/reference/cli.md anew"
 
 setup: $(STAMP)
@@ -63,6 +64,10 @@ test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests -m "slow and not gpu" --ignore=tests/kernels --ignore=tests/device
 
 test-full: test test-slow test-kernels
+
+soak: setup
+	@echo "==> half an hour of mixed load (by hand; record the result in docs/benchmarks.md)"
+	$(BIN)/python benchmarks/soak.py --minutes 30
 
 docs-config: setup
 	$(BIN)/python -m jackfield.cli.reference
