@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 
 
@@ -15,6 +17,7 @@ def open_engine(config: Any) -> Any:
     from jackfield.config import require_model
 
     require_model(config)
+    logging.basicConfig(stream=sys.stderr, level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     with progress_bars() as progress:
         from jackfield.engine.llm import LLM
 

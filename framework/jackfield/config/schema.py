@@ -21,7 +21,6 @@ _FLAT_EXTRA: dict[str, Path] = {
     "num_speculative_tokens": ("speculative", "num_speculative_tokens"),
     "logits_processors": ("sampling", "logits_processors"),
     "log_level": ("log", "level"),
-    "stats_interval": ("log", "stats_interval"),
 }
 
 

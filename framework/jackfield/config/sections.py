@@ -32,8 +32,6 @@ class ModelSection(Section):
     """Keys of the model's config.json to replace."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint. Not supported yet: `true` is refused."""
-    served_model_name: str | None = None
-    """Name of the model in API answers; the model itself when not set."""
     task: Literal["generate"] = "generate"
     """What the model is used for."""
     download_dir: str | None = None
@@ -110,7 +108,5 @@ class SamplingSection(Section):
 class LogSection(Section):
     """What the engine tells about itself."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged."""
-    stats_interval: Annotated[float, Field(ge=0.0)] = 10.0
-    """Seconds between two lines of statistics; 0 for none."""
+    level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Lowest level that the logger `jackfield` passes on; at `info` it tells every decision."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,6 +92,8 @@ def prepare(
     """
     if config is None:
         config = load_config(api=dict(settings) if model is None else {"model": model, **settings})
+    if config.is_user_set("log.level"):
+        logging.getLogger("jackfield").setLevel(config.log.level.upper())
     folder = Path(config.model.download_dir) if config.model.download_dir else None
     facts = read_facts(resolve_model(require_model(config), folder, progress))
     registry = Registry.discover(config.plugins)

@@ -263,6 +263,13 @@ def _drafter(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> Dra
     word = replace_force(bench.config.drafter.resolve(), "method")
     decision = bench.decide("drafters", request, word, "speculative", _need_reasons)
     drafter = cast(type[Drafter], decision.plugin)
+    if wish.model is not None and "draft_checkpoint" not in drafter.needs:
+        raise ConfigError(
+            f"drafter {drafter.name} needs no draft model",
+            field="speculative.model",
+            value=wish.model,
+            remedy="leave speculative.model out, or name a drafter that needs one",
+        )
     if drafter.placement == "host":
         bench.notes.append(f"drafter {drafter.name} runs on the host: steps do not overlap")
     bench.config = bench.config.with_derived(
