@@ -33,7 +33,8 @@ PHASE_FEATURES: Mapping[str, frozenset[str]] = {
     "prefill": frozenset({"prefill", "chunked_prefill"}),
     "decode": frozenset({"decode"}),
 }
-COMPONENTS = ("target", "drafter", "encoder")
+COMPONENTS = ("target",)
+"""Who has attention of its own; drafters and encoders join when they bring layers."""
 
 
 def decide_attention(

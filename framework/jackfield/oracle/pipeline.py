@@ -13,7 +13,7 @@ from typing import Any, cast
 from jackfield.checkpoint import JsonConfigReader
 from jackfield.config import EngineConfig
 from jackfield.config.selection import ResolvedSelection, Selection
-from jackfield.errors import ConfigError
+from jackfield.errors import ConfigError, did_you_mean
 from jackfield.interfaces import (
     OPS,
     DeviceFacts,
@@ -100,6 +100,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
         PluginError: a required plugin does not load. CheckpointError: the checkpoint's configuration is not understood.
     """
     registry.enforce()
+    _refuse_idle_words(config, facts)
     bench = Bench(config, registry)
     platform, device = _platform(bench)
     architecture, model_config = _model(bench, facts)
@@ -135,6 +136,25 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
         processors=processors,
         report=report,
     )
+
+
+def _refuse_idle_words(config: EngineConfig, facts: ModelFacts) -> None:
+    """Refuse narrower words on choices that are made once for the whole engine: nothing would ever ask for them.
+
+    Attention is asked layer by layer and checks its own words.
+    """
+    kinds: dict[str, set[str]] = {"ops": set(OPS), "quantization": {facts.quantization}, "moe": {"dense"}}
+    for section in ("platform", "quantization", "moe", "ops"):
+        known = {"kinds": kinds.get(section, set()), "phases": set(), "layers": set(), "components": {"target"}}
+        for part, names in known.items():
+            for name in getattr(config.get(section), part):
+                if name not in names:
+                    raise ConfigError(
+                        f"{section}.{part} names '{name}', which nothing asks for",
+                        field=f"{section}.{part}",
+                        value=name,
+                        remedy=did_you_mean(name, names) or f"remove it; known: {', '.join(sorted(names)) or 'none'}",
+                    )
 
 
 def _platform(bench: Bench) -> tuple[type[Platform], DeviceFacts]:

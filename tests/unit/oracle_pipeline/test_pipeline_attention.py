@@ -40,10 +40,6 @@ SAID: dict[str, tuple[Any, list[tuple[str, tuple[int, ...], str, str]]]] = {
         {"components": {"target": "torch_sdpa"}},
         [("full", (0, 2), "torch_sdpa", "torch_sdpa"), ("sliding_16", (1, 3), "torch_sdpa", "torch_sdpa")],
     ),
-    "another component": (
-        {"components": {"drafter": "torch_sdpa"}},
-        [("full", (0, 2), "fitting", "fitting"), ("sliding_16", (1, 3), "torch_sdpa", "torch_sdpa")],
-    ),
     "layer over kind": (
         {"kinds": {"full": "torch_sdpa"}, "layers": {"0": "fitting"}},
         [
@@ -109,7 +105,7 @@ UNKNOWN: dict[str, tuple[Any, str, str, str]] = {
         {"components": {"decoder": "torch_sdpa"}},
         "attention.components names 'decoder', which this model does not have",
         "attention.components",
-        "did you mean 'encoder'?",
+        "it has: target",
     ),
     "layer": (
         {"layers": {"4": "torch_sdpa"}},
