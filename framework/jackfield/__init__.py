@@ -12,16 +12,27 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from jackfield.engine.async_llm import AsyncLLM
     from jackfield.engine.llm import LLM
-    from jackfield.engine.outputs import CompletionOutput, RequestOutput
-    from jackfield.protocol import SamplingParams
+    from jackfield.engine.outputs import CompletionOutput, PoolingOutput, RequestOutput
+    from jackfield.protocol import PoolingParams, SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "PoolingOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "jackfield.engine.llm",
     "AsyncLLM": "jackfield.engine.async_llm",
     "RequestOutput": "jackfield.engine.outputs",
     "CompletionOutput": "jackfield.engine.outputs",
+    "PoolingOutput": "jackfield.engine.outputs",
+    "PoolingParams": "jackfield.protocol",
     "SamplingParams": "jackfield.protocol",
 }
 

@@ -23,6 +23,30 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is too large, unreadable, or holds no json object.
     """
+    value = read_json_value(path)
+    if not isinstance(value, dict):
+        corrupt(path, f"{path.name} holds no json object")
+    return value
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a json file that lists some.
+
+    Raises:
+        CheckpointError: the file is too large, unreadable, or holds no list of json objects.
+    """
+    value = read_json_value(path)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        corrupt(path, f"{path.name} holds no list of json objects")
+    return value
+
+
+def read_json_value(path: Path) -> Any:
+    """Return what a json file holds.
+
+    Raises:
+        CheckpointError: the file is too large, or unreadable.
+    """
     try:
         if path.stat().st_size > JSON_LIMIT:
             corrupt(path, f"{path.name} is larger than any real one", remedy="check which file this is")
@@ -31,8 +55,6 @@ def read_json(path: Path) -> dict[str, Any]:
         corrupt(path, f"{path.name} cannot be read: {error.strerror or error}", remedy="check the path and its rights")
     except (ValueError, RecursionError) as error:
         corrupt(path, f"{path.name} is no valid json: {error}")
-    if not isinstance(value, dict):
-        corrupt(path, f"{path.name} holds no json object")
     return value
 
 

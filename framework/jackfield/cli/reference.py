@@ -14,11 +14,12 @@ from jackfield.config.reference import render_reference as render_config
 
 def commands() -> dict[str, Any]:
     """Return the functions of all commands by name (``plugins check``)."""
-    from jackfield.cli import chat, config_show, explain, generate, plugins, pull, version
+    from jackfield.cli import chat, config_show, explain, generate, plugins, pull, serve, version
 
     return {
         "generate": generate.generate,
         "chat": chat.chat,
+        "serve": serve.serve,
         "pull": pull.pull,
         "explain": explain.explain,
         "plugins": plugins.list_plugins,

@@ -13,6 +13,7 @@ from jackfield.config.sections import (
     ModelSection,
     ParallelSection,
     SchedulerSection,
+    ServerSection,
     SpeculativeSection,
 )
 from jackfield.config.selection import ResolvedSelection, Selection
@@ -31,6 +32,7 @@ __all__ = [
     "Row",
     "SchedulerSection",
     "Selection",
+    "ServerSection",
     "SpeculativeSection",
     "load_config",
     "require_model",

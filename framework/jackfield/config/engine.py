@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jackfield.config.proposals import AppliedProposal
     from jackfield.interfaces.plugin import Proposal
 
-DIGEST_IGNORES = ("log", "model.download_dir")
+DIGEST_IGNORES = ("log", "server", "model.download_dir")
 """Settings that change no computed byte; every other one is part of the digest."""
 
 FAMILY_FIELDS: Mapping[str, str] = {

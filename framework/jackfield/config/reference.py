@@ -15,6 +15,9 @@ from jackfield.config.origin import Path
 from jackfield.config.tree import ConfigTree
 from jackfield.config.values import type_words
 
+_MASK = "***"
+"""Shown instead of secrets."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -40,7 +43,7 @@ def _values(node: BaseModel, path: Path) -> Iterator[tuple[Path, Any]]:
             yield from _values(value, (*path, name))
         elif schema.kind_of(info.annotation) is schema.Kind.LEAF:
             if (value is not None and value != ()) or len(path) < 2:
-                yield (*path, name), value
+                yield (*path, name), _MASK if value and schema.is_secret(info) else value
         else:
             yield from _map_values(value, (*path, name))
 

@@ -16,7 +16,7 @@ from jackfield.config.selection import Selection
 from jackfield.config.tree import ConfigTree
 from jackfield.errors import did_you_mean
 
-_FLAT_SECTIONS = ("model", "cache", "scheduler", "parallel")
+_FLAT_SECTIONS = ("model", "cache", "scheduler", "parallel", "server")
 _FLAT_EXTRA: dict[str, Path] = {
     "num_speculative_tokens": ("speculative", "num_speculative_tokens"),
     "logits_processors": ("sampling", "logits_processors"),
@@ -63,6 +63,11 @@ def kind_of(annotation: Any) -> Kind:
     if value is Selection:
         return Kind.SELECTIONS
     return Kind.MAPS if get_origin(value) is dict else Kind.OPEN
+
+
+def is_secret(info: FieldInfo) -> bool:
+    """Return whether a field's value must not be shown."""
+    return isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("secret") is True
 
 
 def child(annotation: Any, name: str) -> Any | None:

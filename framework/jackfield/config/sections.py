@@ -32,8 +32,9 @@ class ModelSection(Section):
     """Keys of the model's config.json to replace."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint. Not supported yet: `true` is refused."""
-    task: Literal["generate"] = "generate"
-    """What the model is used for."""
+    task: Literal["auto", "generate", "pool"] = "auto"
+    """What the model is used for: text (`generate`), or embeddings and scores (`pool`); `auto` is what it is made for.
+    """
     download_dir: str | None = None
     """Folder of the model cache."""
     allow_unused_config_keys: tuple[str, ...] = ()
@@ -103,6 +104,9 @@ class SamplingSection(Section):
 
     logits_processors: tuple[str, ...] = ()
     """Logits processors that are active, by name, in the order in which they are applied."""
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
+    """What requests that ask for log probabilities get: those of the model (`raw`), or those that tokens were drawn
+    from, after all penalties, processors and filters (`processed`); or the logits. Prompt tokens are always raw."""
 
 
 class LogSection(Section):
@@ -110,3 +114,59 @@ class LogSection(Section):
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
     """Lowest level that the logger `jackfield` passes on; at `info` it tells every decision."""
+
+
+class ServerSection(Section):
+    """The HTTP server. None of it changes what the engine computes."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` is every IPv4 address of the machine."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """TCP port; 0 takes a free one."""
+    uds: str | None = None
+    """Path of a Unix socket to listen on, instead of host and port."""
+    root_path: str = ""
+    """Path prefix under which a proxy in front of the server publishes it."""
+    served_model_name: tuple[str, ...] = ()
+    """Names under which requests may ask for the model; the first is the one that answers show. The model's own name
+    when not set."""
+    chat_template: str | None = None
+    """File with a Jinja chat template, instead of the model's own."""
+    trust_request_chat_template: bool = False
+    """Allow requests to bring a chat template of their own."""
+    max_logprobs: Annotated[int, Field(ge=0)] = 20
+    """Most log probabilities for each token that a request may ask for."""
+    expose_decisions: bool = False
+    """Serve `/server/decisions`: which plugins were chosen, and why."""
+    allow_routes: tuple[str, ...] = ()
+    """Hook plugins that may add routes, by name."""
+    api_key: tuple[str, ...] = Field(default=(), json_schema_extra={"secret": True})
+    """Keys of which a request must bring one; no key is needed when neither this nor `api_key_file` is set."""
+    api_key_file: str | None = None
+    """File with one key on each line."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the server (CORS); `*` is any."""
+    allow_credentials: bool = False
+    """Let those pages send cookies and credentials."""
+    ssl_certfile: str | None = None
+    """Certificate for TLS, in PEM form."""
+    ssl_keyfile: str | None = None
+    """Private key of the certificate, in PEM form."""
+    max_body_bytes: ByteCount = 32 * 1024 * 1024
+    """Largest request body: bytes, or a text such as `32MiB`."""
+    max_header_count: Positive = 100
+    """Most headers of a request."""
+    max_header_bytes: ByteCount = 64 * 1024
+    """Most bytes of all headers of a request together: bytes, or a text such as `64KiB`."""
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Longest time for a request, in seconds; no limit when not set."""
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long running requests may go on after the server was told to stop, in seconds."""
+    api_processes: Positive = 1
+    """Processes that take requests in front of one engine."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of log lines."""
+    otlp_endpoint: str | None = None
+    """Where OpenTelemetry traces are sent; none are made when not set."""
+    vllm_metric_names: bool = False
+    """Report metrics under the prefix `vllm:` too."""

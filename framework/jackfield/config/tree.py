@@ -15,6 +15,7 @@ from jackfield.config.sections import (
     ParallelSection,
     SamplingSection,
     SchedulerSection,
+    ServerSection,
     SpeculativeSection,
 )
 from jackfield.config.selection import Selection
@@ -47,6 +48,8 @@ class ConfigTree(Section):
     """How tokens are chosen, for all requests."""
     generation: dict[str, Any] = Field(default_factory=dict)
     """Sampling parameters that replace the model's own defaults (`temperature`, `top_p`, ...)."""
+    server: ServerSection = ServerSection()
+    """The HTTP server. None of it changes what the engine computes."""
     log: LogSection = LogSection()
     """What the engine tells about itself."""
     plugins: PluginSettings = PluginSettings()

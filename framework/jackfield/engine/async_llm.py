@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from jackfield.config import EngineConfig
@@ -13,12 +14,13 @@ from jackfield.engine.core_client import CoreClient
 from jackfield.engine.input_processor import InputProcessor, Prompt
 from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
-from jackfield.engine.outputs import RequestOutput
+from jackfield.engine.outputs import PoolingOutput, RequestOutput
+from jackfield.engine.pooling import pooling_output
 from jackfield.engine.setup import Prepared, Progress, check_room, prepare
 from jackfield.errors import EngineDeadError, JackfieldError, RequestError
 from jackfield.metrics import EngineMetrics
 from jackfield.oracle.report import DecisionReport
-from jackfield.protocol import SamplingParams
+from jackfield.protocol import EngineCoreRequest, PoolingParams, SamplingParams
 from jackfield.tokenizer import Tokenizer
 
 Outputs = asyncio.Queue[RequestOutput | JackfieldError]
@@ -91,6 +93,16 @@ class AsyncLLM:
         return self._dead is None and not self._pump.done()
 
     @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, in tokens."""
+        return self._inputs.limits.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that a prompt may hold are below this."""
+        return self._inputs.limits.vocab_size
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
@@ -100,6 +112,11 @@ class AsyncLLM:
         if self._prepared.tokenizer is None:
             raise RequestError("the engine was started without a tokenizer", field="skip_tokenizer_init", value=True)
         return self._prepared.tokenizer
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's sampling defaults, overlaid with the configuration's ``generation``."""
+        return self._prepared.sampling_defaults
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """Return the model's own sampling defaults with changes."""
@@ -119,19 +136,38 @@ class AsyncLLM:
             RequestError: the request is wrong. EngineDeadError: the engine died.
         """
         name = request_id if request_id is not None else str(next(self._ids))
-        queue = await self._submit(name, prompt, sampling_params or self.default_sampling_params(), priority)
-        finished = False
-        try:
-            while not finished:
-                output = await queue.get()
-                if isinstance(output, JackfieldError):
-                    raise output
-                finished = output.finished
+        self._check_free(name)
+        processed = self._inputs.prompt(prompt)
+        params = sampling_params or self.default_sampling_params()
+        queue = await self._queue(name, processed.text, self._inputs.requests(name, processed, params, priority))
+        async with aclosing(self._follow(name, queue)) as outputs:
+            async for output in outputs:
                 yield output
-        finally:
-            self._queues.pop(name, None)
-            if not finished:
-                await self.abort(name)
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> PoolingOutput:
+        """Return what is made of the hidden states of a prompt. The engine's task must be ``pool``. Cancelling the
+        call ends the request.
+
+        Raises:
+            RequestError: the request is wrong. EngineDeadError: the engine died.
+        """
+        name = request_id if request_id is not None else str(next(self._ids))
+        self._check_free(name)
+        processed = self._inputs.prompt(prompt)
+        request = self._inputs.pooling_request(name, processed, pooling_params or PoolingParams(), priority)
+        queue = await self._queue(name, processed.text, [request])
+        async with aclosing(self._follow(name, queue)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    return pooling_output(output)
+        raise EngineDeadError("the engine stopped without a result")
 
     def chat_prompt(
         self,
@@ -152,6 +188,14 @@ class AsyncLLM:
         core_ids = self._outputs.core_ids(request_id)
         if core_ids and self._dead is None:
             await self._client.abort(core_ids)
+
+    def add_routes(self, app: Any, allowed: tuple[str, ...]) -> None:
+        """Let the hook plugins named in ``allowed`` add routes to a server's ``app``.
+
+        Raises:
+            ConfigError: a name belongs to no plugin that registers routes.
+        """
+        self._prepared.hooks.register_routes(app, allowed)
 
     def metrics(self) -> EngineMetrics:
         """Return what the engine has done since it started, and how things stood after the last step that was told."""
@@ -188,19 +232,35 @@ class AsyncLLM:
             raise self._dead
         await self._client.pause(on)
 
-    async def _submit(self, name: str, prompt: Prompt, params: SamplingParams, priority: int) -> Outputs:
+    def _check_free(self, name: str) -> None:
+        """Raise unless a request of that name can be taken."""
         if self._dead is not None:
             raise self._dead
         if name in self._queues:
             raise RequestError("a request with this id is running", field="request_id", value=name)
         check_room(self.config, self._outputs.num_requests())
-        processed = self._inputs.prompt(prompt)
-        requests = self._inputs.requests(name, processed, params, priority)
+
+    async def _queue(self, name: str, text: str | None, requests: list[EngineCoreRequest]) -> Outputs:
         queue: Outputs = asyncio.Queue()
         self._queues[name] = queue
-        self._outputs.add(name, processed.text, requests)
+        self._outputs.add(name, text, requests)
         await self._client.add(requests)
         return queue
+
+    async def _follow(self, name: str, queue: Outputs) -> AsyncGenerator[RequestOutput, None]:
+        """Yield outputs until the last; the request ends when nobody listens any more."""
+        finished = False
+        try:
+            while not finished:
+                output = await queue.get()
+                if isinstance(output, JackfieldError):
+                    raise output
+                finished = output.finished
+                yield output
+        finally:
+            self._queues.pop(name, None)
+            if not finished:
+                await self.abort(name)
 
     async def _run(self) -> None:
         """Carry outputs of the engine process to those who wait for them."""

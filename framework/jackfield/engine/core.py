@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from jackfield.checkpoint import open_tensors
 from jackfield.errors import EngineDeadError
 from jackfield.executor import Executor, InProcessExecutor
 from jackfield.executor.base import Pending
 from jackfield.interfaces import Settings
-from jackfield.kv_cache import CachePlan, KVCacheManager
+from jackfield.kv_cache import CachePlan, KVCacheManager, split_layers
 from jackfield.layers.composite import Composite
 from jackfield.oracle.resolution import AttentionDecision, Resolution
 from jackfield.protocol import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
@@ -57,6 +57,7 @@ class EngineCore:
             self._limits.max_num_seqs,
             caching=config.cache.enable_prefix_caching,
             events=config.cache.kv_events,
+            step_tokens=self.plan.step_tokens,
         )
         self.scheduler = Scheduler(self._limits, cache, resolution.policy.policy.build(resolution.policy.settings))
         self._overlapped = bool(config.scheduler.async_scheduling)
@@ -141,7 +142,7 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         model_config=resolution.model_config,
         quantization=resolution.quantization,
         plain=resolution.plain,
-        attention=tuple(_choice(decision) for decision in resolution.attention),
+        attention=tuple(_choices(resolution.attention)),
         ops={op: (d.provider, d.request, d.settings) for op, d in resolution.ops.items()},
         experts=resolution.experts,
         drafter=drafter.drafter if drafter else None,
@@ -153,6 +154,7 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         fit_length=not config.is_user_set("model.max_model_len"),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 0,
+        step_tokens=(config.scheduler.max_num_batched_tokens or 0) * (2 if config.scheduler.async_scheduling else 1),
         num_drafts=(config.speculative.num_speculative_tokens or 0) if drafter else 0,
         num_blocks=config.cache.num_blocks,
         kv_cache_memory=config.cache.kv_cache_memory,
@@ -161,7 +163,20 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         seed=config.model.seed or 0,
         open_tensors=open_tensors,
         processors=tuple((p.processor, p.settings) for p in resolution.processors),
+        pooler=resolution.pooler,
     )
+
+
+def _choices(decisions: Sequence[AttentionDecision]) -> Iterator[AttentionChoice]:
+    """Yield one choice for each cache group: decisions about many more layers than others have become several."""
+    keeping = {d.name: d.request.layers for d in decisions if d.spec.planes}
+    parts = split_layers(keeping)
+    for decision in decisions:
+        choice = _choice(decision)
+        for number, layers in enumerate(parts.get(decision.name, ())):
+            yield replace(choice, name=f"{choice.name}/{number}" if number else choice.name, part=layers)
+        if decision.name not in parts:
+            yield choice
 
 
 def _choice(decision: AttentionDecision) -> AttentionChoice:

@@ -4,21 +4,29 @@ here.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from jackfield.errors import RequestError, did_you_mean
-from jackfield.interfaces import LogitsProcessor
-from jackfield.protocol import EngineCoreRequest, SamplingParams
+from jackfield.interfaces import LogitsProcessor, PoolerConfig
+from jackfield.protocol import EngineCoreRequest, Feature, PoolingParams, SamplingParams
 from jackfield.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": ids}`` with optional ``cache_salt``."""
+"""A text, token ids, or ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or ``{"prompt_embeds": [T, E]}`` (a tensor
+or an array, one row for each token) with optional ``cache_salt``.
+"""
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+CONTENT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
+PROMPT_KEYS = (*CONTENT_KEYS, "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,9 @@ class ProcessorLimits:
 
     Args:
         vocab_size: of the model. max_model_len: prompt and output. eos_token_ids: of the model. seed: base for requests
-            without a seed; None draws fresh ones. processors: active logits processors.
+            without a seed; None draws fresh ones. processors: active logits processors. pooler: how hidden states
+            become results, or None for an engine that generates. embedding_size: E of embeddings that the model takes
+            as a prompt; 0: it takes none. hidden_size: of embeddings that it makes.
     """
 
     vocab_size: int
@@ -35,6 +45,9 @@ class ProcessorLimits:
     eos_token_ids: tuple[int, ...]
     seed: int | None = None
     processors: tuple[type[LogitsProcessor], ...] = ()
+    pooler: PoolerConfig | None = None
+    embedding_size: int = 0
+    hidden_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,7 @@ class ProcessedPrompt:
     text: str | None
     ids: list[int]
     cache_salt: str = ""
+    features: tuple[Feature, ...] = ()
 
 
 class InputProcessor:
@@ -59,6 +73,11 @@ class InputProcessor:
         self._arrivals = itertools.count()
 
     @property
+    def limits(self) -> ProcessorLimits:
+        """Sizes that requests must fit."""
+        return self._limits
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """The model's end-of-sequence ids."""
         return frozenset(self._limits.eos_token_ids)
@@ -71,7 +90,9 @@ class InputProcessor:
         """
         salt = ""
         if isinstance(prompt, Mapping):
-            prompt, salt = _unpack(prompt)
+            key, prompt, salt = _unpack(prompt)
+            if key == "prompt_embeds":
+                return self._embedded(prompt, salt)
         if isinstance(prompt, str):
             text, ids = prompt, self._encode(prompt)
         else:
@@ -87,7 +108,15 @@ class InputProcessor:
         Raises:
             RequestError: a parameter cannot be honoured.
         """
+        if self._limits.pooler is not None:
+            raise RequestError(
+                "the engine makes vectors and generates no text",
+                field="model.task",
+                value="pool",
+                remedy="use encode, embed, classify or score, or start it with task 'generate'",
+            )
         self._check_params(params)
+        self._check_embedded(prompt, params)
         room = self._limits.max_model_len - len(prompt.ids)
         seed, processors = self._seed(params), self._processors(params)
         made = []
@@ -105,9 +134,92 @@ class InputProcessor:
                     cache_salt=prompt.cache_salt,
                     bad_words=self._bad_words(params),
                     processors=processors,
+                    features=list(prompt.features) or None,
                 )
             )
         return made
+
+    def pooling_request(
+        self, request_id: str, prompt: ProcessedPrompt, params: PoolingParams, priority: int = 0
+    ) -> EngineCoreRequest:
+        """Return the core request of a prompt whose hidden states are wanted.
+
+        Raises:
+            RequestError: the engine generates text, or the model cannot do what is asked.
+        """
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.ids,
+            sampling_params=SamplingParams(detokenize=False),
+            eos_token_ids=[],
+            max_tokens=1,
+            seed=0,
+            priority=priority,
+            arrival=next(self._arrivals),
+            cache_salt=prompt.cache_salt,
+            features=list(prompt.features) or None,
+            pooling=self._resolve_pooling(params),
+        )
+
+    def _resolve_pooling(self, params: PoolingParams) -> PoolingParams:
+        pooler = self._limits.pooler
+        if pooler is None:
+            raise RequestError(
+                "the engine generates text and makes no vectors",
+                field="model.task",
+                value="generate",
+                remedy="start it with task 'pool'",
+            )
+        if not params.makes_embeddings and not pooler.labels:
+            raise RequestError(
+                "the model has no labels to score",
+                field="pooling_params.task",
+                value=params.task,
+                remedy="use 'embed' or 'token_embed'",
+            )
+        width = self._limits.hidden_size
+        if params.dimensions is not None and params.dimensions > width:
+            raise RequestError(
+                f"the model's embeddings have {width} dimensions",
+                field="pooling_params.dimensions",
+                value=params.dimensions,
+                remedy=f"use a number from 1 to {width}",
+            )
+        return params if params.per_token else msgspec.structs.replace(params, method=params.method or pooler.method)
+
+    def _embedded(self, values: Any, salt: str) -> ProcessedPrompt:
+        """Return a prompt of embeddings: placeholders, and the numbers as a feature."""
+        width = self._limits.embedding_size
+        array = _as_matrix(values)
+        good = array is not None and array.shape[1] == width and np.isfinite(array).all()
+        if not width or array is None or not good:
+            shape = list(np.shape(values)) if width else "any"
+            raise RequestError(
+                f"prompt_embeds must be finite numbers [tokens, {width}]" if width else "the model takes no embeddings",
+                field="prompt_embeds",
+                value=shape,
+                remedy="send a tensor or an array with one row for each token" if width else "send text or token ids",
+            )
+        ids = [0] * len(array)
+        self._check_length(ids)
+        data = array.tobytes()
+        feature = Feature(position=0, length=len(ids), hash=hashlib.sha256(data).digest(), embeddings=data)
+        return ProcessedPrompt(None, ids, salt, (feature,))
+
+    def _check_embedded(self, prompt: ProcessedPrompt, params: SamplingParams) -> None:
+        """Refuse what looks at the tokens of a prompt that has none."""
+        asks = {
+            "prompt_logprobs": params.prompt_logprobs,
+            "repetition_penalty": params.repetition_penalty - 1.0 or None,
+        }
+        for name, value in asks.items():
+            if prompt.features and value is not None:
+                raise RequestError(
+                    f"{name} needs the tokens of the prompt, and embeddings have none",
+                    field=f"sampling_params.{name}",
+                    value=getattr(params, name),
+                    remedy=f"leave {name} out",
+                )
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -144,7 +256,8 @@ class InputProcessor:
     def _check_length(self, ids: list[int]) -> None:
         if not ids:
             raise RequestError("the prompt is empty", field="prompt", value="", remedy="send at least one token")
-        if len(ids) >= self._limits.max_model_len:
+        longest = self._limits.max_model_len - (self._limits.pooler is None)
+        if len(ids) > longest:
             raise _too_long(f"{len(ids)} tokens", self._limits.max_model_len)
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -207,18 +320,29 @@ def _wants(processor: type[LogitsProcessor], params: SamplingParams) -> bool:
         ) from error
 
 
-def _unpack(prompt: Mapping[str, Any]) -> tuple[Any, str]:
+def _unpack(prompt: Mapping[str, Any]) -> tuple[str, Any, str]:
     unknown = [key for key in prompt if key not in PROMPT_KEYS]
-    given = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
+    given = [key for key in CONTENT_KEYS if prompt.get(key) is not None]
     if unknown or len(given) != 1:
         hint = did_you_mean(unknown[0], PROMPT_KEYS) if unknown else ""
         raise RequestError(
-            "a prompt object needs exactly one of 'prompt' and 'prompt_token_ids', and nothing unknown",
+            "a prompt object needs exactly one of 'prompt', 'prompt_token_ids', 'prompt_embeds', and nothing unknown",
             field="prompt",
             value=sorted(prompt),
             remedy=hint or f"known keys: {', '.join(PROMPT_KEYS)}",
         )
-    return prompt[given[0]], str(prompt.get("cache_salt") or "")
+    return given[0], prompt[given[0]], str(prompt.get("cache_salt") or "")
+
+
+def _as_matrix(values: Any) -> npt.NDArray[np.float32] | None:
+    """Return little-endian float32 [T, E], or None when that is not what the values are."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    try:
+        array = np.asarray(values, dtype="<f4")
+    except (TypeError, ValueError):
+        return None
+    return np.ascontiguousarray(array) if array.ndim == 2 else None
 
 
 def _too_long(size: str, limit: int) -> RequestError:

@@ -16,13 +16,14 @@ from jackfield.engine.core import EngineCore
 from jackfield.engine.input_processor import Prompt
 from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
-from jackfield.engine.outputs import RequestOutput
+from jackfield.engine.outputs import PoolingOutput, RequestOutput
+from jackfield.engine.pooling import cosine, pooling_output
 from jackfield.engine.setup import Progress, check_room, prepare
 from jackfield.errors import RequestError
 from jackfield.interfaces import Plugin
 from jackfield.metrics import EngineMetrics
 from jackfield.oracle.report import DecisionReport
-from jackfield.protocol import OutputKind, SamplingParams
+from jackfield.protocol import OutputKind, PoolingParams, SamplingParams
 from jackfield.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -187,6 +188,65 @@ class LLM:
                 for sequence in output.sequences:
                     sequence.text = self._prepared.tokenizer.decode(sequence.tokens[len(prompt) :])
         return found
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[PoolingOutput]:
+        """Return what is made of the hidden states of prompts, in their order. The engine's task must be ``pool``.
+
+        Raises:
+            RequestError: a prompt or a parameter is wrong; nothing was computed then.
+        """
+        self._check_running()
+        params = pooling_params or PoolingParams()
+        made = []
+        for prompt in _as_batch(prompts):
+            processed, request_id = self._inputs.prompt(prompt), str(next(self._ids))
+            made.append((processed.text, self._inputs.pooling_request(request_id, processed, params)))
+        for text, request in made:
+            self._submit(request.request_id, text, [request])
+        outputs = self._collect([request.request_id for _, request in made], use_tqdm)
+        return [pooling_output(output) for output in outputs]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[PoolingOutput]:
+        """Return one embedding for each prompt. See :class:`PoolingParams`."""
+        return self.encode(prompts, PoolingParams(dimensions=dimensions, normalize=normalize), use_tqdm)
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[PoolingOutput]:
+        """Return probabilities of labels for each prompt."""
+        return self.encode(prompts, PoolingParams(task="classify"), use_tqdm)
+
+    def score(self, left: str | Sequence[str], right: str | Sequence[str]) -> list[float]:
+        """Return how alike texts are, pair by pair: the cosine of their embeddings. One text on the left is compared
+        with all on the right.
+
+        Raises:
+            RequestError: the numbers of texts do not fit, or a text is wrong.
+        """
+        lefts, rights = ([texts] if isinstance(texts, str) else list(texts) for texts in (left, right))
+        if len(lefts) not in (1, len(rights)):
+            raise RequestError(
+                f"{len(lefts)} texts cannot be paired with {len(rights)}",
+                field="left",
+                value=len(lefts),
+                remedy="give one text on the left, or as many as on the right",
+            )
+        outputs = self.embed([*lefts, *rights])
+        first, second = outputs[: len(lefts)], outputs[len(lefts) :]
+        first = first * len(second) if len(first) == 1 else first
+        return [cosine(one.data, other.data) for one, other in zip(first, second, strict=True)]
 
     def enqueue(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0) -> str:
         """Queue one request and return its id; :meth:`wait_for_completion` runs and returns what was queued.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from jackfield.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from jackfield.engine.stop_strings import StopScanner
 from jackfield.protocol import CoreEvent, EngineCoreOutput, EngineCoreRequest, FinishReason, OutputKind, SamplingParams
@@ -25,6 +28,7 @@ class CompletionState:
     total_logprob: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str = ""
     told_text: int = 0
     told_ids: int = 0
 
@@ -41,6 +45,7 @@ class RequestState:
     metrics: RequestMetrics
     cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    pooled: npt.NDArray[np.float32] | None = None
 
     @property
     def finished(self) -> bool:
@@ -121,6 +126,8 @@ class OutputProcessor:
             state.metrics.last_token = now
         if state.params.prompt_logprobs is not None and state.prompt_logprobs is None and event.token_ids:
             state.prompt_logprobs = [None, *(self._logprobs(entry) for entry in event.prompt_logprobs or ())]
+        if event.pooled is not None:
+            state.pooled = np.frombuffer(event.pooled.data, dtype="<f4").reshape(event.pooled.shape)
         state.cached_tokens = max(state.cached_tokens, event.cached_tokens)
         for place, token in enumerate(event.token_ids):
             completion.token_ids.append(token)
@@ -138,6 +145,7 @@ class OutputProcessor:
                     self._end(completion, FinishReason.STOP.text, stop)
                     return False
             self._end(completion, event.finish.text, event.stop_reason)
+            completion.error = event.error
         return False
 
     def _push_text(self, completion: CompletionState, token: int, event: CoreEvent) -> str | None:
@@ -178,6 +186,7 @@ class OutputProcessor:
             state.metrics,
             state.cached_tokens,
             state.prompt_logprobs,
+            state.pooled,
         )
 
 
@@ -197,4 +206,5 @@ def _render(completion: CompletionState, *, delta: bool) -> CompletionOutput:
         None if logprobs is None else list(logprobs),
         completion.finish_reason,
         completion.stop_reason,
+        completion.error,
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -23,6 +26,7 @@ class CompletionOutput:
         cumulative_logprob: sum over all tokens, when log probabilities were asked for. logprobs: one map per token.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while it goes on.
         stop_reason: the stop string or stop token id that ended it, or ``repetition``; None for the model's own end.
+        error: what went wrong, where finish_reason is ``error``.
     """
 
     index: int
@@ -32,6 +36,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str = ""
 
     def finished(self) -> bool:
         """Return whether this completion is over."""
@@ -56,7 +61,7 @@ class RequestOutput:
             found in
             the prefix cache, known when the request has ended. prompt_logprobs: one map for each prompt token, None
             for the
-            first; set when they were asked for.
+            first; set when they were asked for. pooled: float32 result of a pooling request.
     """
 
     request_id: str
@@ -67,3 +72,19 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    pooled: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The result of a pooling request.
+
+    Args:
+        request_id: as given or made up. prompt_token_ids: the prompt. data: float32: [E] or [L] for tasks on prompts,
+            [N, E] or [N, L] for tasks on tokens. num_cached_tokens: prompt tokens found in the prefix cache.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    data: npt.NDArray[np.float32]
+    num_cached_tokens: int = 0

@@ -37,13 +37,18 @@ class Prepared:
 
     def input_processor(self, max_model_len: int) -> InputProcessor:
         """Return the input processor for an engine that serves sequences of that length."""
+        model = self.resolution.model_config
+        takes_embeddings = "embeddings_in" in self.resolution.architecture.features
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         limits = ProcessorLimits(
-            vocab_size=self.resolution.model_config.vocab_size,
+            vocab_size=model.vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=tuple(dict.fromkeys((*self.defaults.eos_token_ids, *own))),
             seed=self.resolution.config.model.seed,
             processors=tuple(p.processor for p in self.resolution.processors),
+            pooler=self.resolution.pooler,
+            embedding_size=model.hidden_size if takes_embeddings else 0,
+            hidden_size=model.hidden_size,
         )
         return InputProcessor(self.tokenizer, limits)
 

@@ -166,7 +166,8 @@ class AttentionStep:
         positions: [T] int64 position of each new token in its sequence.
         query_start_host: [B + 1].
         lengths_host: [B] per the builder's ``host_lengths``: None, upper bounds, or exact.
-        states: [B, 1 + drafts] pages of recurrent states, or None.
+        states: [B, 2] for recurrent layers, else None: the page that holds a sequence's state before the step (-1 when
+            it begins here: the state is zero), and the page that takes the state after it. They may be the same.
         parents: [T] index in the step of each draft token's parent, for trees, or None.
         causal: False only for the ``encoder`` and ``cross`` kinds.
     """

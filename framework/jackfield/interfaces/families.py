@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("platforms", Platform),
-        Family("models", ModelArchitecture),
+        Family("models", ModelArchitecture, (1, 1)),
         Family("quantization_methods", QuantizationMethod),
         Family("moe_experts", ExpertsBackend),
         Family("attention_backends", AttentionBackend),

@@ -104,5 +104,6 @@ class LogitsProcessor(Plugin):
     @abstractmethod
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
         """Change logits in place: row i of [R, V] float32 belongs to ``rows[i]``. Only rows that the processor wants
-        are given. An exception stops the engine: no token is sampled from logits that were not processed.
+        are given. An exception ends the requests of these rows with an error: no token of theirs is sampled from
+        logits that were not processed.
         """

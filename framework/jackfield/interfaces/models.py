@@ -354,6 +354,22 @@ class MoEConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolerConfig:
+    """How a model that makes vectors was trained.
+
+    Args:
+        method: which hidden state stands for a prompt: of its first token (``cls``), of its last one (``last``), or
+            their ``mean``. normalize: embeddings have length 1. labels: scores that ``classify`` gives, 0 where there
+            is no such head. activation: from scores to probabilities: ``softmax``, ``sigmoid``, or "".
+    """
+
+    method: str = "last"
+    normalize: bool = True
+    labels: int = 0
+    activation: str = ""
+
+
 class ModelArchitecture(Plugin):
     """One architecture. What a model does not have is a feature that it does not declare.
 
@@ -387,6 +403,11 @@ class ModelArchitecture(Plugin):
         return None
 
     @classmethod
+    def pooler(cls, config: Any) -> PoolerConfig:
+        """Return how its hidden states become results for the ``pool`` task, as far as the architecture says."""
+        return PoolerConfig()
+
+    @classmethod
     @abstractmethod
     def weight_map(cls, config: Any, container: str) -> WeightMap:
         """Return where each tensor of a checkpoint of that container goes."""
@@ -412,6 +433,14 @@ class TextModel(Protocol):
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] of the rows that are needed."""
+        ...
+
+
+class LabelModel(TextModel, Protocol):
+    """A model with a head that scores labels."""
+
+    def classify(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return scores [R, L] of pooled hidden states."""
         ...
 
 

@@ -8,25 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from jackfield.interfaces import BlocksStored, CacheEvent, CacheSpec
+from jackfield.interfaces import BlocksStored, CacheEvent
 from jackfield.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from jackfield.kv_cache.events import EventLog
+from jackfield.kv_cache.groups import CacheGroup, Retention
 from jackfield.kv_cache.hashing import BlockHasher
-
-
-@dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers whose blocks are allocated together.
-
-    Args:
-        name: the attention group. layers: indices. specs: the cache of each layer, in the same order. window: tokens
-            that stay visible, or None.
-    """
-
-    name: str
-    layers: tuple[int, ...]
-    specs: tuple[CacheSpec, ...]
-    window: int | None = None
 
 
 @dataclass(slots=True)
@@ -43,6 +29,7 @@ class KVCacheManager:
     Args:
         groups: cache groups. block_size: tokens in a block. num_blocks: of the pool. max_slots: running sequences.
         caching: whether prefixes are looked up and published. events: whether changes of them are told.
+        step_tokens: most tokens of a sequence that are computed before windows are freed.
     """
 
     def __init__(
@@ -54,12 +41,15 @@ class KVCacheManager:
         *,
         caching: bool = True,
         events: bool = False,
+        step_tokens: int = 1 << 30,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self._events = EventLog() if events else None
         self.pool = BlockPool(num_blocks, self._events)
         self.caching = caching
+        self._step_tokens = step_tokens
+        self._aligned = caching and any(group.is_state for group in self.groups)
         self.held: npt.NDArray[np.int32] = np.zeros(max_slots, dtype=np.int32)
         """[slots] entries in each slot's block tables; the same for all groups."""
         self._tables: list[list[list[int]]] = [[[] for _ in self.groups] for _ in range(max_slots)]
@@ -82,61 +72,84 @@ class KVCacheManager:
 
     def _group_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
         """Return the largest length <= limit whose needed blocks are cached for one group."""
-        found = [self.pool.lookup((group, h)) is not None for h in hashes[:limit]]
-        window = self.groups[group].window
-        if window is None:
-            return found.index(False) if False in found else limit
-        # A window group needs only the blocks that the next token can see.
-        needed = -(-(window - 1) // self.block_size)
-        run = 0
-        best = 0
-        for index, present in enumerate(found):
-            run = run + 1 if present else 0
-            if run >= min(needed, index + 1):
-                best = index + 1
+        needs = self.groups[group]
+        if needs.is_cross:
+            return limit
+        run = best = 0
+        for index, chain in enumerate(hashes[:limit]):
+            run = run + 1 if self.pool.lookup((group, chain)) is not None else 0
+            length = index + 1
+            if run < length and needs.keeps is Retention.FULL:
+                break
+            if run >= length - needs.first_needed(length * self.block_size, self.block_size):
+                best = length
         return best
 
     def _prefix_blocks(self, group: int, hashes: list[bytes], length: int) -> list[int]:
-        window = self.groups[group].window
-        first = 0 if window is None else max(0, length - -(-(window - 1) // self.block_size))
+        needs = self.groups[group]
+        if needs.is_cross:
+            return []
+        first = min(length, needs.first_needed(length * self.block_size, self.block_size))
         found = (self.pool.lookup((group, h)) for h in hashes[first:length])
         return [NULL_BLOCK] * first + [block for block in found if block is not None]
 
-    def can_admit(self, hit: Hit, num_tokens: int) -> bool:
-        """Return whether blocks for all of ``num_tokens`` are free, those of the hit set aside."""
-        needed = 0
-        for blocks in hit.blocks:
-            revived = sum(1 for b in blocks if b != NULL_BLOCK and self.pool.is_free(b))
-            needed += -(-num_tokens // self.block_size) - len(blocks) + revived
+    def can_admit(self, hit: Hit, num_tokens: int, encoder_tokens: int = 0) -> bool:
+        """Return whether blocks for all of ``num_tokens`` are free, those of the hit set aside.
+
+        Args:
+            encoder_tokens: length of the encoder's output that cross attention keeps.
+        """
+        needed = -(-encoder_tokens // self.block_size) * sum(g.is_cross for g in self.groups)
+        for group, blocks in zip(self.groups, hit.blocks, strict=True):
+            owned = [b for b in blocks if b != NULL_BLOCK]
+            most = group.most_blocks(num_tokens, self.block_size, self._step_tokens)
+            needed += max(0, most - len(owned)) + sum(self.pool.is_free(b) for b in owned)
         return needed <= self.pool.num_free
 
-    def admit(self, slot: int, hit: Hit) -> None:
-        """Give a slot its cached prefix."""
+    def admit(self, slot: int, hit: Hit, encoder_tokens: int = 0) -> None:
+        """Give a slot its cached prefix, and blocks for an encoder's output to groups that keep one."""
         assert self.held[slot] == 0, "slot still holds blocks"
-        for table, blocks in zip(self._tables[slot], hit.blocks, strict=True):
+        for g, (table, blocks) in enumerate(zip(self._tables[slot], hit.blocks, strict=True)):
             self.pool.acquire(b for b in blocks if b != NULL_BLOCK)
             table[:] = blocks
-        self._published[slot] = hit.tokens // self.block_size
-        for g, blocks in enumerate(hit.blocks):
+            if self.groups[g].is_cross:
+                table[:] = self.pool.allocate(-(-encoder_tokens // self.block_size))
             self._freed[slot][g] = sum(1 for b in blocks if b == NULL_BLOCK)
+        self._published[slot] = hit.tokens // self.block_size
         self.held[slot] = hit.tokens // self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> list[list[int]] | None:
-        """Extend a slot's tables to hold ``num_tokens`` tokens; returns the new blocks per group, or None when there
-        are too few.
+        """Extend a slot's tables to hold ``num_tokens`` tokens; returns the new entries per group, or None when there
+        are too few blocks.
         """
-        missing = -(-num_tokens // self.block_size) - int(self.held[slot])
-        if missing <= 0:
+        held = int(self.held[slot])
+        wanted = -(-num_tokens // self.block_size)
+        if wanted <= held:
             return [[] for _ in self.groups]
-        if missing * len(self.groups) > self.pool.num_free:
+        places = [group.new_blocks(held, wanted) for group in self.groups]
+        if sum(map(sum, places)) > self.pool.num_free:
             return None
         added = []
-        for table in self._tables[slot]:
-            blocks = self.pool.allocate(missing)
+        for table, owns in zip(self._tables[slot], places, strict=True):
+            fresh = iter(self.pool.allocate(sum(owns)))
+            blocks = [next(fresh) if own else NULL_BLOCK for own in owns]
             table += blocks
             added.append(blocks)
-        self.held[slot] += missing
+        self.held[slot] = wanted
         return added
+
+    def cut(self, computed: int, count: int) -> int:
+        """Return how many of ``count`` tokens behind ``computed`` ones may be computed in one step.
+
+        A recurrent state is a snapshot of a prefix only where a step ends with a block, so steps do not run past the
+        end of a block that they enter in its middle, and end with a block where they pass one.
+        """
+        if not self._aligned:
+            return count
+        size = self.block_size
+        if inside := computed % size:
+            return min(count, size - inside)
+        return count if count < size else count // size * size
 
     def publish(
         self, slot: int, hasher: BlockHasher, num_tokens: int, tokens: npt.NDArray[np.int32] | None = None
@@ -146,6 +159,8 @@ class KVCacheManager:
         """
         first, full = self._published[slot], min(num_tokens // self.block_size, len(hasher.hashes))
         for g, table in enumerate(self._tables[slot]):
+            if self.groups[g].is_cross:
+                continue
             hashes = hasher.hashes
             held = [i for i in range(first, full) if table[i] != NULL_BLOCK]
             fresh = [i for i in held if self.pool.publish(table[i], (g, hashes[i]))]
@@ -167,16 +182,14 @@ class KVCacheManager:
         return BlocksStored(group, hashes[start:stop], parent, ids, size)
 
     def release_windows(self, slot: int, num_tokens: int) -> None:
-        """Free blocks of window groups that no token after the first ``num_tokens`` can see."""
+        """Free blocks that no token after the first ``num_tokens`` needs."""
         for g, group in enumerate(self.groups):
-            if group.window is None:
-                continue
-            visible = max(0, num_tokens - group.window + 1) // self.block_size
             table, first = self._tables[slot][g], self._freed[slot][g]
-            if visible > first:
-                self.pool.release(table[first:visible])
-                table[first:visible] = [NULL_BLOCK] * (visible - first)
-                self._freed[slot][g] = visible
+            needed = min(len(table), group.first_needed(num_tokens, self.block_size))
+            if needed > first:
+                self.pool.release(table[first:needed])
+                table[first:needed] = [NULL_BLOCK] * (needed - first)
+                self._freed[slot][g] = needed
 
     def release(self, slot: int) -> None:
         """Free all blocks of a slot, the end of the sequence first: prefixes live longer."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jackfield.errors import ConfigError
-from jackfield.kv_cache.manager import CacheGroup
+from jackfield.interfaces import CacheSpec
+from jackfield.kv_cache.groups import CacheGroup, Retention
+
+NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +19,8 @@ class CachePlan:
 
     Args:
         groups: cache groups. block_size: tokens in a block. num_blocks: blocks, the null block included. page_bytes:
-            bytes of one block over all
-            layers of the largest group. max_model_len: longest sequence that can be served.
+            bytes of one block over all layers of the largest group. max_model_len: longest sequence that can be served.
+        step_tokens: most tokens of a sequence that are computed before windows are freed.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -24,11 +28,15 @@ class CachePlan:
     num_blocks: int
     page_bytes: int
     max_model_len: int
+    step_tokens: int = NO_LIMIT
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that one sequence could keep if it were alone."""
-        return (self.num_blocks - 1) // max(1, len(self.groups)) * self.block_size
+        """Tokens that the cache holds: of sequences of the maximum length, where groups do not keep all of them."""
+        if all(group.keeps is Retention.FULL for group in self.groups):
+            return (self.num_blocks - 1) // max(1, len(self.groups)) * self.block_size
+        blocks = sequence_blocks(self.groups, self.max_model_len, self.block_size, self.step_tokens)
+        return (self.num_blocks - 1) * self.max_model_len // blocks
 
     @property
     def total_bytes(self) -> int:
@@ -46,10 +54,19 @@ def page_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
 
 
 def buffer_pages(groups: Sequence[CacheGroup], block_size: int) -> list[int]:
-    """Return bytes of one page of each buffer, rounded up so that pages start at multiples of 16 bytes."""
+    """Return bytes of one page of each buffer, planes and pages starting at multiples of 16 bytes."""
     count = max((len(g.layers) for g in groups), default=0)
-    sizes = [[g.specs[j].page_bytes(block_size) for g in groups if j < len(g.layers)] for j in range(count)]
-    return [-(-max(layer) // 16) * 16 for layer in sizes]
+    sizes = [[_padded(g.specs[j], block_size) for g in groups if j < len(g.layers)] for j in range(count)]
+    return [max(layer) for layer in sizes]
+
+
+def _padded(spec: CacheSpec, block_size: int) -> int:
+    return sum(-(-plane.page_bytes(block_size) // 16) * 16 for plane in spec.planes)
+
+
+def sequence_blocks(groups: Sequence[CacheGroup], length: int, block_size: int, step_tokens: int) -> int:
+    """Return how many blocks a sequence of ``length`` tokens holds at most at any time."""
+    return sum(group.most_blocks(length, block_size, step_tokens) for group in groups)
 
 
 def plan_cache(
@@ -61,22 +78,27 @@ def plan_cache(
     max_num_seqs: int,
     num_blocks: int | None = None,
     fit_length: bool = False,
+    step_tokens: int = NO_LIMIT,
 ) -> CachePlan:
     """Return the plan for a memory budget, never larger than all sequences could ever fill.
 
     Args:
         groups: what to hold. block_size: tokens in a block. budget_bytes: memory, unless ``num_blocks`` says how many.
         max_model_len, max_num_seqs: what is wanted. fit_length: whether ``max_model_len`` may be lowered to what fits.
+        step_tokens: most tokens of a sequence that are computed before windows are freed.
 
     Raises:
         ConfigError: the budget does not hold one sequence of ``max_model_len``.
     """
-    size, count = page_bytes(groups, block_size), max(1, len(groups))
-    per_sequence = -(-max_model_len // block_size) * count
+    size = page_bytes(groups, block_size)
     if num_blocks is None:
-        useful = per_sequence * max_num_seqs + 1
+        useful = max(1, sequence_blocks(groups, max_model_len, block_size, step_tokens)) * max_num_seqs + 1
         num_blocks = min(budget_bytes // size, useful) if size else useful
-    held = max(0, num_blocks - 1) // count * block_size
+
+    def fits(length: int) -> bool:
+        return sequence_blocks(groups, length, block_size, step_tokens) < num_blocks
+
+    held = bisect_left(range(1, max_model_len + 1), True, key=lambda length: not fits(length))
     if held < max_model_len and (held == 0 or not fit_length):
         lower = f"lower max_model_len to {held} or less, or " if held else ""
         raise ConfigError(
@@ -85,4 +107,4 @@ def plan_cache(
             value=max_model_len,
             remedy=f"{lower}give the cache more memory (cache.kv_cache_memory)",
         )
-    return CachePlan(tuple(groups), block_size, num_blocks, size, min(max_model_len, held))
+    return CachePlan(tuple(groups), block_size, num_blocks, size, min(max_model_len, held), step_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from jackfield.checkpoint import JsonConfigReader
+from jackfield.checkpoint import JsonConfigReader, pooling_defaults
 from jackfield.config import EngineConfig
 from jackfield.config.selection import ResolvedSelection, Selection
 from jackfield.errors import ConfigError, did_you_mean
@@ -134,6 +134,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
         drafter=drafter,
         policy=policy,
         processors=processors,
+        pooler=_pooler(config, architecture, model_config, facts.path),
         report=report,
     )
 
@@ -187,6 +188,9 @@ def _model(bench: Bench, facts: ModelFacts) -> tuple[type[ModelArchitecture], Te
     request = ModelRequest(kind=facts.architecture, task=settings.task, container=facts.container)
     decision = bench.decide("models", request, ResolvedSelection(), "model", _task_reasons)
     architecture = cast(type[ModelArchitecture], decision.plugin)
+    if settings.task == "auto":
+        task = "generate" if "generate" in architecture.tasks else "pool"
+        bench.config = bench.config.with_derived({"model.task": task}, "what the architecture is made for")
     keys: dict[str, Any] = dict(facts.config)
     if facts.container == "gguf":
         shapes = {name: tensor.shape for name, tensor in facts.tensors.items()}
@@ -197,8 +201,17 @@ def _model(bench: Bench, facts: ModelFacts) -> tuple[type[ModelArchitecture], Te
     return architecture, model_config
 
 
+def _pooler(config: EngineConfig, architecture: type[ModelArchitecture], model_config: TextConfig, path: str) -> Any:
+    """Return how hidden states become results, or None for an engine that generates."""
+    if config.model.task != "pool":
+        return None
+    own = architecture.pooler(model_config)
+    said = pooling_defaults(path)
+    return own if said is None else replace(own, method=said.method, normalize=said.normalize)
+
+
 def _task_reasons(plugin: Any, request: Any) -> list[Reason]:
-    if request.task in plugin.tasks:
+    if request.task == "auto" or request.task in plugin.tasks:
         return []
     return [Reason("task", "task", f"'{request.task}' is not one of {', '.join(sorted(plugin.tasks))}")]
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 BLOCK_SIZES = (16, 32, 64, 128, 256, 8, 4, 2, 1)
 """Tried in this order when neither a user nor a platform said anything that fits."""
 DEFAULT_BATCHED_TOKENS = 8192
+STEP = 16
+"""Block sizes for models with recurrent states are multiples of this."""
+STATE_BLOCK = 256
+"""Tokens between snapshots of the states of a model that keeps nothing else."""
 AttentionDecisions = tuple[AttentionDecision, ...]
 
 
@@ -34,6 +38,14 @@ def reconcile(
     config = bench.config
     length = _max_length(config, model_config)
     block = _block_size(config, attention)
+    recurrent = [d.name for d in attention if d.spec.per == "sequence"]
+    if recurrent and speculative:
+        raise ConfigError(
+            f"layers '{recurrent[0]}' keep one state per sequence, which cannot go back behind refused drafts",
+            field="speculative.method",
+            value=config.speculative.method,
+            remedy="leave speculative.method out",
+        )
     budget = _batched_tokens(config, length)
     derived = {
         "cache.block_size": block,
@@ -42,6 +54,12 @@ def reconcile(
         "scheduler.max_num_batched_tokens": budget,
         "scheduler.async_scheduling": _overlaps(config, asynchronous, speculative),
     }
+    if any(d.request.kind == "encoder" for d in attention):
+        # Every token sees the whole prompt, which nothing keeps: it must be in one step.
+        derived |= {"scheduler.enable_chunked_prefill": False, "cache.enable_prefix_caching": False}
+        derived["scheduler.max_num_batched_tokens"] = max(budget, length)
+    if recurrent and not config.scheduler.enable_chunked_prefill:
+        derived["cache.enable_prefix_caching"] = False
     config = config.with_derived(derived, "fits the model and every chosen backend")
     support = min((min(d.prefill.graph_support, d.decode.graph_support) for d in attention), default=GraphSupport.NONE)
     bench.notes.append(f"graphs: {support.name.lower()}, the minimum over the chosen attention backends")
@@ -83,7 +101,7 @@ def _block_size(config: EngineConfig, attention: AttentionDecisions) -> int:
     wanted = config.cache.block_size
     if wanted is not None and config.is_user_set("cache.block_size"):
         return int(wanted)  # every chosen backend was asked
-    tried = (wanted, *BLOCK_SIZES) if wanted else BLOCK_SIZES
+    tried = (*_sizes_for_states(attention), *((wanted, *BLOCK_SIZES) if wanted else BLOCK_SIZES))
     for size in (*tried, *_own_sizes([spec.block_sizes for spec in specs.values()])):
         if all(spec.block_sizes.allows(size) for spec in specs.values()):
             return int(size)
@@ -94,6 +112,19 @@ def _block_size(config: EngineConfig, attention: AttentionDecisions) -> int:
         value=wanted,
         remedy="force another backend for one of them",
     )
+
+
+def _sizes_for_states(attention: AttentionDecisions) -> Sequence[int]:
+    """Return block sizes at which a page of keys and values is no smaller than a page of a recurrent state: pages of
+    all groups come from one pool and have one size.
+    """
+    states = [d.spec.page_bytes(1) for d in attention if d.spec.per == "sequence"]
+    paged = [d.spec.page_bytes(STEP) for d in attention if d.spec.per == "block" and d.spec.planes]
+    if not states:
+        return ()
+    if not paged:
+        return (STATE_BLOCK,)
+    return tuple(multiple * STEP * -(-max(states) // (multiple * min(paged))) for multiple in (1, 2, 4, 8, 16))
 
 
 def _own_sizes(sizes: Sequence[BlockSizes]) -> Iterator[int]:

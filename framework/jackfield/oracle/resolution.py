@@ -20,6 +20,7 @@ from jackfield.interfaces import (
     OpRequest,
     OpsProvider,
     Platform,
+    PoolerConfig,
     QuantizationMethod,
     SchedulingPolicy,
     Settings,
@@ -86,7 +87,8 @@ class Resolution:
     Args:
         config: resolved, with proposals and derived values in it. facts: of the checkpoint. report: how it came about.
         model_config: the architecture's own. plain: runs layers that the checkpoint's method leaves alone.
-        processors: active logits processors, in the order in which they are applied.
+        processors: active logits processors, in the order in which they are applied. pooler: how hidden states become
+            results, or None for an engine that generates.
     """
 
     config: EngineConfig
@@ -104,4 +106,5 @@ class Resolution:
     experts: type[ExpertsBackend] | None = None
     drafter: DrafterDecision | None = None
     processors: tuple[ProcessorDecision, ...] = ()
+    pooler: PoolerConfig | None = None
     notes: tuple[str, ...] = field(default=())

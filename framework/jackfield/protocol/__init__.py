@@ -1,6 +1,15 @@
 """Records that cross a module or process border: requests going in, plans and results of steps, outputs coming back."""
 
-from jackfield.protocol.requests import CoreCounters, CoreEvent, EngineCoreOutput, EngineCoreRequest, FinishReason
+from jackfield.protocol.pooling_params import PoolingParams
+from jackfield.protocol.requests import (
+    CoreCounters,
+    CoreEvent,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Feature,
+    FinishReason,
+    PooledResult,
+)
 from jackfield.protocol.sampling_params import OutputKind, RepetitionDetection, SamplingParams
 from jackfield.protocol.steps import ModelRunnerOutput, NewSequence, SamplerOutput, SchedulerOutput
 
@@ -9,10 +18,13 @@ __all__ = [
     "CoreEvent",
     "EngineCoreOutput",
     "EngineCoreRequest",
+    "Feature",
     "FinishReason",
     "ModelRunnerOutput",
     "NewSequence",
     "OutputKind",
+    "PooledResult",
+    "PoolingParams",
     "RepetitionDetection",
     "SamplerOutput",
     "SamplingParams",

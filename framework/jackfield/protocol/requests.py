@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 import msgspec
 
 from jackfield.interfaces import CacheEvent
+from jackfield.protocol.pooling_params import PoolingParams
 from jackfield.protocol.sampling_params import SamplingParams
 
 
@@ -25,6 +25,21 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
+class Feature(msgspec.Struct, kw_only=True):
+    """Part of a prompt that is no text: an image, a sound, given embeddings.
+
+    Args:
+        position: index of its first placeholder among the prompt's tokens. length: placeholders.
+        hash: of its content; part of the prefix key. embeddings: little-endian float32 [length, E], or empty when an
+            encoder makes them.
+    """
+
+    position: int
+    length: int
+    hash: bytes
+    embeddings: bytes = b""
+
+
 class EngineCoreRequest(msgspec.Struct, kw_only=True):
     """One sequence to generate.
 
@@ -39,8 +54,10 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
         arrival: sequence number that breaks ties.
         cache_salt: separates prefix-cache entries of different tenants.
         adapter: name of a weight adapter, or "".
-        features: multimodal inputs with positions and hashes. bad_words: token sequences that must not be completed.
-        processors: names of the logits processors that want this request.
+        features: parts of the prompt that are no text. encoder_tokens: length of the encoder's output that cross
+            attention keeps. bad_words: token sequences that must not be completed.
+        processors: names of the logits processors that want this request. pooling: what to make of the hidden states,
+            for engines that make vectors, method resolved; max_tokens is 1 then.
     """
 
     request_id: str
@@ -53,9 +70,18 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
     arrival: int = 0
     cache_salt: str = ""
     adapter: str = ""
-    features: list[Any] | None = None
+    features: list[Feature] | None = None
+    encoder_tokens: int = 0
     bad_words: list[list[int]] = []
     processors: list[str] = []
+    pooling: PoolingParams | None = None
+
+
+class PooledResult(msgspec.Struct):
+    """A result of pooling: little-endian float32 numbers, and their shape."""
+
+    data: bytes
+    shape: list[int]
 
 
 class TokenLogprobs(msgspec.Struct):
@@ -77,7 +103,7 @@ class CoreEvent(msgspec.Struct):
         logprobs: one entry per new token, or None. prompt_logprobs: one
             entry for each prompt token but the first, with the first output token. cached_tokens: prompt tokens found
             in the prefix cache. error:
-            text of an error that ended it.
+            text of an error that ended it. pooled: the result of a pooling request.
     """
 
     request_id: str
@@ -88,6 +114,7 @@ class CoreEvent(msgspec.Struct):
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     error: str = ""
+    pooled: PooledResult | None = None
 
 
 class CoreCounters(msgspec.Struct):

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jackfield.protocol.requests import TokenLogprobs
+from jackfield.protocol.pooling_params import PoolingParams
+from jackfield.protocol.requests import Feature, PooledResult, TokenLogprobs
 from jackfield.protocol.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -27,7 +28,8 @@ class NewSequence:
         slot: its place in all per-sequence tables while it runs. request_id: for logs.
         token_ids: prompt and, after preemption, output so far. prompt_length: how many of them are the prompt.
         params: sampling parameters. processors: names of the logits processors that want it. eos_token_ids: end ids
-            that min_tokens must suppress, stop ids included. seed: of its draws.
+            that min_tokens must suppress, stop ids included. seed: of its draws. features: parts of the prompt that are
+            no text. pooling: what to make of the hidden states.
     """
 
     slot: int
@@ -41,6 +43,8 @@ class NewSequence:
     bad_words: Sequence[list[int]] = ()
     prompt_scored: bool = False
     processors: Sequence[str] = ()
+    features: Sequence[Feature] = ()
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -94,10 +98,14 @@ class SamplerOutput:
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None.
-    ``prompt_logprobs`` are scores of prompt tokens by slot, in order over the steps of a prompt.
+    ``prompt_logprobs`` are scores of prompt tokens by slot, in order over the steps of a prompt. ``failures`` are slots
+    whose requests cannot go on, with the reasons; what was sampled for them counts for nothing. ``pooled`` are results
+    of pooling by slot.
     """
 
     step_id: int
     sampled: SamplerOutput
     next_drafts: IntArray | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
+    failures: dict[int, str] | None = None
+    pooled: dict[int, PooledResult] | None = None

@@ -11,9 +11,15 @@ import torch
 from jackfield.protocol.requests import TokenLogprobs
 
 
-def token_logprobs(logits_RV: torch.Tensor, chosen_R: torch.Tensor, wanted: npt.NDArray[Any]) -> list[TokenLogprobs]:
-    """Return one entry per row: the chosen token first, then the ``wanted`` most likely ones (-1: all)."""
-    values = logits_RV.float().log_softmax(-1)
+def token_logprobs(
+    logits_RV: torch.Tensor, chosen_R: torch.Tensor, wanted: npt.NDArray[Any], *, as_logits: bool = False
+) -> list[TokenLogprobs]:
+    """Return one entry per row: the chosen token first, then the ``wanted`` most likely ones (-1: all).
+
+    Args:
+        as_logits: give the logits themselves.
+    """
+    values = logits_RV.float() if as_logits else logits_RV.float().log_softmax(-1)
     chosen = chosen_R.unsqueeze(-1)
     chosen_values = values.gather(1, chosen)
     ranks = ((values > chosen_values).sum(-1) + 1).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 
 from jackfield.interfaces import LogitsProcessor, LogitsRow
 from jackfield.sampling.state import SamplingState, SlotExtras
+
+_logger = logging.getLogger("jackfield.sampling")
 
 Processors = Mapping[str, LogitsProcessor]
 """Active processors by name, in the order in which they are applied."""
@@ -23,7 +26,8 @@ def apply_processors(
     lengths: npt.NDArray[np.int32],
     tokens: torch.Tensor,
 ) -> None:
-    """Apply all processors in place.
+    """Apply all processors in place. Where one raises, the requests it was applied to fail: their logits are not what
+    they asked for.
 
     Args:
         slots: [R]. lengths: [R] tokens before each row's place. tokens: [slots, length] token table.
@@ -36,7 +40,12 @@ def apply_processors(
         if not rows:
             continue
         views = [_view(state.extras[int(slots[r])], tokens[int(slots[r]), : int(lengths[r])]) for r in rows]
-        _apply(processor, logits_RV, rows, views)
+        try:
+            _apply(processor, logits_RV, rows, views)
+        except Exception as error:
+            _logger.exception("logits processor %s failed; its requests end", name)
+            text = f"logits processor '{name}' failed: {type(error).__name__}: {error}"
+            state.failures.update((int(slots[row]), text) for row in rows)
 
 
 def _apply(processor: LogitsProcessor, logits_RV: torch.Tensor, rows: list[int], views: Sequence[LogitsRow]) -> None:

@@ -10,7 +10,7 @@ Legend: R rows, V vocabulary, N candidates left after top-k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,12 @@ from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling.candidates import largest
 from jackfield.sampling.edits import edit_row
 from jackfield.sampling.logprobs import token_logprobs
+from jackfield.sampling.processed import processed_logits
 from jackfield.sampling.processors import Processors, apply_processors
 from jackfield.sampling.random import uniform
 from jackfield.sampling.state import SamplingState
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 TOP_K_LIMIT = 1024
 """Up to this many candidates a partial selection is cheaper than a sort."""
@@ -48,12 +51,18 @@ class Sampler:
     """Samples by the parameters in a :class:`SamplingState`.
 
     Args:
-        processors: plugged logits processors by name, in the order in which they are applied.
+        processors: plugged logits processors by name, in the order in which they are applied. mode: what log
+            probabilities are of: ``raw_`` (the model's) or ``processed_`` (those drawn from), ``logprobs`` or
+            ``logits``.
     """
 
-    def __init__(self, state: SamplingState, processors: Processors | None = None) -> None:
+    def __init__(
+        self, state: SamplingState, processors: Processors | None = None, mode: LogprobsMode = "raw_logprobs"
+    ) -> None:
         self._state = state
         self._processors = processors or {}
+        self.shows_processed = mode.startswith("processed")
+        self.as_logits = mode.endswith("logits")
 
     def sample(self, logits_RV: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Return [R] sampled ids (int64). ``logits`` may be changed."""
@@ -73,17 +82,39 @@ class Sampler:
     def logprobs(
         self, logits_RV: torch.Tensor, ids_R: torch.Tensor, slots: npt.NDArray[np.int32]
     ) -> list[TokenLogprobs | None] | None:
-        """Return log probabilities of the model itself (before any edit) for rows that asked, or None when none did."""
+        """Return log probabilities of the chosen tokens for rows that asked, or None when none did.
+
+        Args:
+            logits_RV: the model's own (before any edit); where processed ones are wanted, those after :meth:`sample`.
+        """
         wanted = self._state.logprobs[slots]
         asking = np.flatnonzero(wanted > -2)
         if not len(asking):
             return None
         index = torch.from_numpy(asking).to(logits_RV.device)
-        entries = token_logprobs(logits_RV[index], ids_R[index], wanted[asking])
+        asked = logits_RV[index]
+        if self.shows_processed:
+            asked = self._processed(asked, slots[asking])
+        entries = token_logprobs(asked, ids_R[index], wanted[asking], as_logits=self.as_logits)
         out: list[TokenLogprobs | None] = [None] * len(slots)
         for row, entry in zip(asking.tolist(), entries, strict=True):
             out[row] = entry
         return out
+
+    def _processed(self, logits_RV: torch.Tensor, slots: npt.NDArray[np.int32]) -> torch.Tensor:
+        state = self._state
+
+        def send(values: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(values[slots]).to(logits_RV.device)
+
+        return processed_logits(
+            logits_RV,
+            temperature_R=send(state.host["temperature"]),
+            min_p_R=send(state.host["min_p"]),
+            top_k_R=send(state.host_top_k),
+            top_p_R=send(state.host["top_p"]),
+            greedy_R=send(state.greedy),
+        )
 
     def _edit(self, logits_RV: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         state = self._state
@@ -159,4 +190,5 @@ def _invert(weights_RN: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
     picked = torch.searchsorted(share, target, right=True).squeeze(-1)
     # u * total can round up to the total; the last entry that has weight is the first that reaches it.
     last = torch.searchsorted(share, share[:, -1:].contiguous()).squeeze(-1)
-    return torch.minimum(picked, last)
+    # A row of NaN has no such place; any id is better than one that is none.
+    return torch.minimum(picked, last).clamp_max_(weights_RN.shape[1] - 1)

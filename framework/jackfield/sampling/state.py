@@ -50,6 +50,8 @@ class SamplingState:
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         self.extras: dict[int, SlotExtras] = {}
+        self.failures: dict[int, str] = {}
+        """Slots whose request cannot go on, with the reason."""
         # Host copies decide which passes a step needs, without asking the device.
         self.host = {name: np.zeros(slots, dtype=np.float32) for name in NUMBERS}
         self.host_top_k = np.zeros(slots, dtype=np.int64)
@@ -110,9 +112,15 @@ class SamplingState:
         wanted = self.greedy[slots] & ~self.edits[slots] & (self.logprobs[slots] == -2)
         return bool(wanted.all())
 
+    def take_failures(self) -> dict[int, str] | None:
+        """Return the slots that failed since the last call."""
+        taken, self.failures = self.failures, {}
+        return taken or None
+
     def release(self, slot: int) -> None:
         """Forget a slot."""
         self.extras.pop(slot, None)
+        self.failures.pop(slot, None)
         self.edits[slot] = self.processed[slot] = False
         self.greedy[slot] = True
         self.logprobs[slot] = -2

@@ -32,7 +32,7 @@ from jackfield.protocol import (
     NewSequence,
     SchedulerOutput,
 )
-from jackfield.protocol.requests import TokenLogprobs
+from jackfield.protocol.requests import PooledResult, TokenLogprobs
 from jackfield.scheduler.draft import PlanDraft, SchedulerLimits
 from jackfield.scheduler.ends import end_of, ended
 from jackfield.scheduler.order import Key, sort_key
@@ -86,7 +86,8 @@ class Scheduler:
             text = f"the scheduling policy cannot order it: {type(error).__name__}: {error}"
             self._pending_events.append(CoreEvent(request.request_id, [], FinishReason.ERROR, error=text))
             return
-        hasher = BlockHasher(self.cache.block_size, request.cache_salt, request.adapter)
+        features = tuple((feature.position, feature.hash) for feature in request.features or ())
+        hasher = BlockHasher(self.cache.block_size, request.cache_salt, request.adapter, features)
         sequence = Sequence(request, key, hasher)
         self._sequences[request.request_id] = sequence
         self._push(sequence)
@@ -169,22 +170,24 @@ class Scheduler:
         """Give tokens in running order until the budget ends; prompts are cut, drafts are all or nothing."""
         slots, counts = [], []
         for slot, want in zip(running.tolist(), wants.tolist(), strict=True):
-            count = self._cap(want, budget)
+            computed = int(self._table.computed[slot])
+            count = self._cap(want, budget, computed)
             drafts = int(self._table.num_drafts[slot])
             if drafts and count < want:
                 self._table.num_drafts[slot] = 0
-                count = self._cap(want - drafts, budget)
+                count = self._cap(want - drafts, budget, computed)
             if count > 0:
                 slots.append(slot)
                 counts.append(count)
                 budget -= count
         return np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32)
 
-    def _cap(self, want: int, budget: int) -> int:
+    def _cap(self, want: int, budget: int, computed: int) -> int:
+        """Return how many of the ``want`` tokens behind ``computed`` ones go into this step."""
         if want > 1 and not self.limits.chunked_prefill:
             return want if want <= budget else 0
         threshold = self.limits.long_prefill_threshold
-        return min(want, budget, threshold or want)
+        return self.cache.cut(computed, min(want, budget, threshold or want))
 
     def _grow(self, slot: int, count: int, draft: PlanDraft) -> bool:
         """Get blocks for ``count`` more tokens, preempting others if needed; False when the slot must wait or was
@@ -234,11 +237,13 @@ class Scheduler:
         tokens = np.array(sequence.request.prompt_token_ids + sequence.output, dtype=np.int32)
         if self.cache.caching:
             sequence.hasher.extend(tokens)
-        # A prompt whose log probabilities are wanted must be computed whole: nothing of it is taken from the cache.
-        hit = self.cache.find_prefix(sequence.hasher, 1 if sequence.wants_scores else len(tokens))
-        count = self._cap(len(tokens) - hit.tokens, draft.budget)
+        # A prompt of which more than the last hidden state is wanted must be computed whole: nothing of it is taken
+        # from the cache.
+        encoder = sequence.request.encoder_tokens
+        hit = self.cache.find_prefix(sequence.hasher, 1 if sequence.wants_whole else len(tokens))
+        count = self._cap(len(tokens) - hit.tokens, draft.budget, hit.tokens)
         # Reserving room for all that is known (and one more) keeps a newcomer from pushing out those that run.
-        if count <= 0 or not self.cache.can_admit(hit, len(tokens) + 1):
+        if count <= 0 or not self.cache.can_admit(hit, len(tokens) + 1, encoder):
             return False
         slot = self._free_slots.pop()
         self._by_slot[slot] = sequence
@@ -248,15 +253,15 @@ class Scheduler:
         self._table.computed[slot] = hit.tokens
         if sequence.cached < 0:
             sequence.cached = hit.tokens
-        if self.cache.caching and not sequence.wants_scores:
+        if self.cache.caching and not sequence.wants_whole:
             self.counters.prefix_queries += len(tokens)
             self.counters.prefix_hits += hit.tokens
         if sequence.wants_scores:
             sequence.scores = []
-        self.cache.admit(slot, hit)
+        self.cache.admit(slot, hit, encoder)
         added = self.cache.grow(slot, hit.tokens + count)
         assert added is not None, "admission was reserved"
-        draft.note_blocks(slot, 0, [h + a for h, a in zip(hit.blocks, added, strict=True)])
+        draft.note_blocks(slot, 0, [list(self.cache.table(slot, g)) for g in range(len(added))])
         draft.new.append(self._new_sequence(slot, sequence, tokens))
         draft.add(slot, count)
         return True
@@ -275,6 +280,8 @@ class Scheduler:
             bad_words=request.bad_words,
             prompt_scored=not sequence.wants_scores,
             processors=request.processors,
+            features=request.features or (),
+            pooling=request.pooling,
         )
 
     def _finish_plan(self, draft: PlanDraft) -> SchedulerOutput:
@@ -319,7 +326,10 @@ class Scheduler:
         tokens = np.asarray(result.sampled.token_ids, dtype=np.int32)
         events, self._pending_events = self._pending_events, []
         self._take_scores(result)
-        if len(rows):
+        events += [self._fail(slot, why) for slot, why in (result.failures or {}).items() if table.alive[slot]]
+        if result.pooled is not None:
+            events += [self._deliver(slot, pooled) for slot, pooled in result.pooled.items() if table.alive[slot]]
+        elif len(rows):
             events += self._account(plan, rows, tokens, result)
         for event in events if self._scored else ():
             event.prompt_logprobs = self._scored.pop(event.request_id, None)
@@ -358,6 +368,22 @@ class Scheduler:
             for row in np.flatnonzero(alive).tolist():
                 events.append(self._account_row(int(rows[row]), tokens[row], logprobs[row] if logprobs else None))
         return events
+
+    def _deliver(self, slot: int, pooled: PooledResult) -> CoreEvent:
+        """End a pooling request with its result."""
+        sequence = self._sequence(slot)
+        name = sequence.request.request_id
+        self._publish(np.array([slot], dtype=np.int32))
+        del self._sequences[name]
+        self._leave(slot)
+        return CoreEvent(name, [], FinishReason.STOP, cached_tokens=max(0, sequence.cached), pooled=pooled)
+
+    def _fail(self, slot: int, why: str) -> CoreEvent:
+        """End a request that cannot go on."""
+        name = self._sequence(slot).request.request_id
+        del self._sequences[name]
+        self._leave(slot)
+        return CoreEvent(name, [], FinishReason.ERROR, error=why)
 
     def _take_scores(self, result: ModelRunnerOutput) -> None:
         """Collect scores of prompt tokens; those of complete prompts wait for their request's next event."""

@@ -51,6 +51,12 @@ class Sequence:
         return wanted and len(self.scores) < len(self.request.prompt_token_ids) - 1
 
     @property
+    def wants_whole(self) -> bool:
+        """Whether the hidden states of all prompt tokens are wanted."""
+        pooling = self.request.pooling
+        return self.wants_scores or (pooling is not None and pooling.method != "last")
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens that are known."""
         return len(self.request.prompt_token_ids) + len(self.output)

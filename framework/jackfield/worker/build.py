@@ -26,6 +26,7 @@ from jackfield.interfaces import (
     OpRequest,
     OpsProvider,
     Platform,
+    PoolerConfig,
     QuantizationMethod,
     Settings,
     TextConfig,
@@ -44,6 +45,7 @@ class AttentionChoice:
 
     Args:
         name: unique among the model's choices. backend: the class, or :class:`jackfield.layers.composite.Composite`.
+        part: the layers, where they are not all of the request's.
     """
 
     name: str
@@ -51,6 +53,12 @@ class AttentionChoice:
     request: AttentionRequest
     spec: CacheSpec
     settings: Settings = field(default_factory=Settings)
+    part: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Indices of the layers."""
+        return self.part or self.request.layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +69,11 @@ class WorkerSpec:
         config: view of the resolved configuration. facts: of the checkpoint. model_config: the architecture's. dtype:
             computation type.
         max_model_len, max_num_seqs, block_size: sizes. fit_length: whether max_model_len may be lowered to the cache.
-            num_blocks, kv_cache_memory: of the cache, or None to measure.
+            num_blocks, kv_cache_memory: of the cache, or None to measure. step_tokens: most tokens of a sequence that
+            are computed before the steps that did so are accounted.
         plain: the method for layers that the checkpoint's method leaves alone. ops: provider, request and settings by
             op. processors: logits processors in order, with their settings.
-        open_tensors: opens the checkpoint.
+        open_tensors: opens the checkpoint. pooler: how hidden states become results, or None.
     """
 
     config: Any
@@ -86,6 +95,7 @@ class WorkerSpec:
     fit_length: bool
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_tokens: int
     num_drafts: int
     num_blocks: int | None
     kv_cache_memory: int | None
@@ -94,6 +104,7 @@ class WorkerSpec:
     seed: int
     open_tensors: Callable[[ModelFacts], Any]
     processors: tuple[tuple[type[LogitsProcessor], Settings], ...] = ()
+    pooler: PoolerConfig | None = None
 
 
 def build_model(
@@ -122,7 +133,7 @@ def build_model(
         attention={
             layer: LayerAttention(c.name, c.backend, attention_env(c, spec.block_size, device))
             for c in spec.attention
-            for layer in c.request.layers
+            for layer in c.layers
         },
         ops={op: provider.build(op, request, settings) for op, (provider, request, settings) in spec.ops.items()},
         experts=spec.experts,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from jackfield.interfaces import AttentionStep
+from jackfield.kv_cache import CacheGroup
 from jackfield.protocol import NewSequence, SchedulerOutput
 from jackfield.worker.transfer import Transfer
 
@@ -42,10 +43,12 @@ class InputBatch:
     tokens and blocks stay 0, so that they read and write the null block.
 
     Args:
-        slots: S. max_length: L. block_size: tokens in a block. groups: number of cache groups. transfer: to the device.
+        slots: S. max_length: L. block_size: tokens in a block. groups: cache groups. transfer: to the device.
     """
 
-    def __init__(self, slots: int, max_length: int, block_size: int, groups: int, transfer: Transfer) -> None:
+    def __init__(
+        self, slots: int, max_length: int, block_size: int, groups: Sequence[CacheGroup], transfer: Transfer
+    ) -> None:
         blocks = -(-max_length // block_size)
         device = transfer.device
         self.padding_slot = slots
@@ -53,7 +56,8 @@ class InputBatch:
         self._block_size = block_size
         self._max_length = max_length
         self.tokens = torch.zeros((slots + 1, max_length + 1), dtype=torch.int32, device=device)
-        self._tables = [torch.zeros((slots + 1, blocks), dtype=torch.int32, device=device) for _ in range(groups)]
+        self._states = [group.is_state for group in groups]
+        self._tables = [torch.zeros((slots + 1, blocks), dtype=torch.int32, device=device) for _ in groups]
 
     @property
     def max_blocks(self) -> int:
@@ -108,7 +112,7 @@ class InputBatch:
         ids_T = self.tokens[slots_T, positions_T].long()
         lengths, lengths_host = (starts_B + counts_B).int(), plan.starts + plan.counts
         steps = []
-        for table in self._tables:
+        for table, is_state in zip(self._tables, self._states, strict=True):
             block_table = table[slots_B]
             steps.append(
                 AttentionStep(
@@ -120,10 +124,11 @@ class InputBatch:
                     query_start=query_start,
                     lengths=lengths,
                     block_table=block_table,
-                    slots=self._cache_slots(block_table, sequence_T, positions_T),
+                    slots=positions_T if is_state else self._cache_slots(block_table, sequence_T, positions_T),
                     positions=positions_T,
                     query_start_host=query_start_host,
                     lengths_host=lengths_host,
+                    states=self._state_pages(block_table, starts_B, lengths) if is_state else None,
                 )
             )
         return StepInputs(ids_T, positions_T, steps, ends)
@@ -140,7 +145,7 @@ class InputBatch:
         host = np.arange(count + 1, dtype=np.int32)
         bounds = np.full(count, self._max_length, dtype=np.int32)
         steps = []
-        for table in self._tables:
+        for table, is_state in zip(self._tables, self._states, strict=True):
             block_table = table[slots_B]
             steps.append(
                 AttentionStep(
@@ -152,13 +157,20 @@ class InputBatch:
                     query_start=query_start,
                     lengths=lengths,
                     block_table=block_table,
-                    slots=self._cache_slots(block_table, None, positions_B),
+                    slots=positions_B if is_state else self._cache_slots(block_table, None, positions_B),
                     positions=positions_B,
                     query_start_host=host,
                     lengths_host=bounds,
+                    states=self._state_pages(block_table, positions_B, lengths) if is_state else None,
                 )
             )
         return StepInputs(ids, positions_B, steps, host[1:].astype(np.int64))
+
+    def _state_pages(self, table_BM: torch.Tensor, starts_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
+        """Return [B, 2]: the page with the state before the step (-1 where there is none yet), and that for after."""
+        last_B2 = torch.stack((starts_B, lengths_B), 1) - 1
+        pages_B2 = table_BM.gather(1, (last_B2.clamp(min=0) // self._block_size).long())
+        return torch.where(last_B2 < 0, -1, pages_B2)
 
     def _cache_slots(
         self, block_table: torch.Tensor, sequence_T: torch.Tensor | None, positions_T: torch.Tensor

@@ -17,12 +17,14 @@ from jackfield.interfaces import Drafter, DraftOutcome, LogitsProcessor, Metadat
 from jackfield.protocol import ModelRunnerOutput, SamplerOutput, SchedulerOutput
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
-from jackfield.sampling.sampler import SampleRows
+from jackfield.sampling.sampler import LogprobsMode, SampleRows
 from jackfield.worker.context import StepContext
+from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch, StepInputs
 from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
+from jackfield.worker.pooling import Pooler, split_results
 from jackfield.worker.prompt_logprobs import score_prompts
 from jackfield.worker.speculation import propose, verify
 from jackfield.worker.transfer import Transfer
@@ -39,7 +41,8 @@ class RunnerParts:
             attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
         stream_api: None where work is synchronous. graphs, pieces: recorded steps, or None.
         processors: plugged logits processors by name. drafter: or None. num_drafts: K. vocab_size: drafts outside are
-            dropped. max_length: of a sequence.
+            dropped. max_length: of a sequence. logprobs_mode: what log probabilities are of.
+        features: embeddings that stand for placeholders, or None. pooler: makes vectors instead of tokens, or None.
     """
 
     model: TextModel
@@ -56,6 +59,9 @@ class RunnerParts:
     num_drafts: int = 0
     vocab_size: int = 0
     max_length: int = 0
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    features: FeatureTable | None = None
+    pooler: Pooler | None = None
 
 
 class ModelRunner:
@@ -63,7 +69,7 @@ class ModelRunner:
 
     def __init__(self, parts: RunnerParts) -> None:
         self._parts = parts
-        self._sampler = Sampler(parts.state, parts.processors)
+        self._sampler = Sampler(parts.state, parts.processors, parts.logprobs_mode)
         self._stream = parts.stream_api.new_stream() if parts.stream_api else None
 
     def launch(self, plan: SchedulerOutput) -> PendingStep:
@@ -71,6 +77,7 @@ class ModelRunner:
         api = self._parts.stream_api
         with torch.inference_mode(), api.use(self._stream) if api else nullcontext():
             pending = self._launch(plan)
+            pending.failures = self._parts.state.take_failures()
             if api is not None:
                 pending.stream_api, pending.event = api, api.record(self._stream)
         return pending
@@ -93,15 +100,26 @@ class ModelRunner:
         self._apply_changes(plan)
         if not len(plan.slots):
             return _nothing_sampled(plan)
-        if parts.graphs is not None and parts.graphs.fits(plan):
+        merges = parts.features is not None and parts.features.touches(plan)
+        if parts.graphs is not None and parts.graphs.fits(plan) and not merges:
             logits, ids = parts.graphs.replay(plan)
             if parts.state.plain_greedy(plan.slots):
                 return self._deliver(plan, ids)
             return self._sample(plan, logits.float(), plan.slots, plan.starts + 1)
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
-        hidden_TE = self._forward(inputs, replay=True)
-        scores = score_prompts(plan, hidden_TE, inputs.ends, parts.batch.tokens, parts.state, parts.model.logits)
+        hidden_TE = self._forward(inputs, plan if merges else None, replay=True)
+        if parts.pooler is not None:
+            return self._pool(plan, inputs, hidden_TE)
+        scores = score_prompts(
+            plan,
+            hidden_TE,
+            inputs.ends,
+            parts.batch.tokens,
+            parts.state,
+            parts.model.logits,
+            as_logits=self._sampler.as_logits,
+        )
         pending = self._sample_any(plan, inputs, hidden_TE)
         pending.prompt_logprobs = scores
         return pending
@@ -121,21 +139,50 @@ class ModelRunner:
         parts = self._parts
         for slot in plan.released:
             parts.state.release(slot)
+            if parts.features is not None:
+                parts.features.release(slot)
         if plan.released and parts.drafter is not None:
             parts.drafter.forget(plan.released)
         parts.batch.fill(plan.new)
         parts.state.fill(plan.new)
+        if parts.features is not None:
+            parts.features.fill(plan.new)
+        if parts.pooler is not None:
+            parts.pooler.fill(plan.new)
         parts.batch.write_blocks(plan.blocks)
 
-    def _forward(self, inputs: StepInputs, *, replay: bool = False) -> torch.Tensor:
-        """Return final hidden states [T, E]; with ``replay`` by a recording where one fits."""
+    def _forward(
+        self, inputs: StepInputs, merged: SchedulerOutput | None = None, *, replay: bool = False
+    ) -> torch.Tensor:
+        """Return final hidden states [T, E]; with ``replay`` by a recording where one fits.
+
+        Args:
+            merged: the plan, when embeddings must be put in places of placeholders.
+        """
         parts = self._parts
         steps = dict(zip(parts.builders, inputs.steps, strict=True))
         metadata = {name: parts.builders[name].build(step) for name, step in steps.items()}
-        if replay and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
+        if replay and merged is None and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
             return parts.pieces.replay(inputs, metadata)
         context = StepContext(parts.caches, metadata, {name: step.slots for name, step in steps.items()})
-        return parts.model.forward(parts.model.embed(inputs.ids_T), inputs.positions_T, context)
+        hidden_TE = parts.model.embed(inputs.ids_T)
+        if merged is not None and parts.features is not None:
+            parts.features.merge(merged, inputs.ends, hidden_TE)
+        return parts.model.forward(hidden_TE, inputs.positions_T, context)
+
+    def _pool(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
+        """Pool the prompts that end in this step; nothing is sampled."""
+        parts = self._parts
+        assert parts.pooler is not None
+        done = parts.pooler.step(plan, hidden_TE, inputs.ends)
+        flat = torch.cat([value.flatten() for value in done.values()]) if done else hidden_TE.new_empty(0).float()
+        host, rows = parts.transfer.fetch(flat), int(plan.samples.sum())
+
+        def finish() -> ModelRunnerOutput:
+            sampled = SamplerOutput(np.zeros((rows, 1), dtype=np.int32))
+            return ModelRunnerOutput(plan.step_id, sampled, pooled=split_results(done, host.numpy()))
+
+        return PendingStep(finish)
 
     def _sample(self, plan: SchedulerOutput, logits: torch.Tensor, slots: Ints, known: Ints) -> PendingStep:
         """Sample one token for each row, and leave it in the token table, where the next step finds it."""
@@ -197,6 +244,7 @@ class ModelRunner:
         """Return logits that edits will not touch, copied only when both edits and log probabilities are wanted."""
         state = self._parts.state
         wanted = bool((state.logprobs[slots] > -2).any() and state.edits[slots].any())
+        wanted = wanted and not self._sampler.shows_processed
         return logits.clone() if wanted else logits
 
 

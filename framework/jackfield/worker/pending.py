@@ -24,11 +24,12 @@ class PendingStep:
     event: Any = None
     stream_api: StreamApi | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
+    failures: dict[int, str] | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its result."""
         if self.stream_api is not None:
             self.stream_api.synchronize(self.event)
         output = self.finish()
-        output.prompt_logprobs = self.prompt_logprobs
+        output.prompt_logprobs, output.failures = self.prompt_logprobs, self.failures
         return output

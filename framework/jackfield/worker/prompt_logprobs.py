@@ -26,12 +26,15 @@ def score_prompts(
     tokens: torch.Tensor,
     state: SamplingState,
     logits: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    as_logits: bool = False,
 ) -> dict[int, list[TokenLogprobs]] | None:
     """Return, by slot, scores of the prompt tokens that this step's positions predict; None when nobody asked.
 
     Args:
         plan: the step. hidden_TE: final hidden states. ends: index after each sequence's last token. tokens: the token
-            table. state: who asked. logits: from hidden states to [N, V].
+            table. state: who asked. logits: from hidden states to [N, V]. as_logits: give logits instead of log
+            probabilities.
     """
     asking = np.flatnonzero(state.prompt_logprobs[plan.slots] > -2)
     if not len(asking):
@@ -48,7 +51,7 @@ def score_prompts(
             rows = logits(hidden_TE[first + at - start : first + last - start]).float()
             targets = tokens[slot, at + 1 : last + 1].long()
             wanted = np.full(last - at, state.prompt_logprobs[slot])
-            scores += token_logprobs(rows, targets, wanted)
+            scores += token_logprobs(rows, targets, wanted, as_logits=as_logits)
         if scores:
             found[slot] = scores
     return found or None

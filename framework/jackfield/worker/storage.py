@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import torch
 
+from jackfield.errors import ConfigError
 from jackfield.interfaces import CacheSpec, Plane
 from jackfield.interfaces.cache import DTYPE_BYTES
 from jackfield.kv_cache import CachePlan
@@ -51,9 +52,19 @@ def _carve(raw: torch.Tensor, spec: CacheSpec, block_size: int) -> Planes:
     for plane in spec.planes:
         shape = plane.page_shape(block_size)
         size = prod(shape) * DTYPE_BYTES[plane.dtype]
+        order = plane.order or tuple(range(len(shape) + 1))
+        if order[0] != 0:
+            raise ConfigError(
+                f"plane '{plane.name}' keeps pages inside its memory order: it cannot share pages with other groups",
+                field="attention",
+                value=plane.order,
+                remedy="choose another attention backend for layers of this kind",
+            )
         part = raw[:, offset : offset + size].view(getattr(torch, plane.dtype))
-        views[plane.name] = part.view(len(raw), *shape)
-        offset += size
+        stored = part.view(len(raw), *(shape[i - 1] for i in order[1:]))
+        views[plane.name] = stored.permute([order.index(i) for i in range(len(order))])
+        # The next plane's elements must not be cut by the end of this one's.
+        offset += -(-size // 16) * 16
     return views
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jackfield.protocol import NewSequence, SamplingParams, SchedulerOutput
+from jackfield.protocol import NewSequence, PoolingParams, SamplingParams, SchedulerOutput
 from jackfield.worker.model_runner import ModelRunner
 
 PROMPT = 192
@@ -20,13 +20,20 @@ def warm_up(
     max_length: int,
     max_sequences: int,
     max_tokens: int,
+    pooling: bool = False,
 ) -> None:
-    """Run a prefill, a chunk beside a decode, and a decode; greedy first, sampled then.
+    """Run a prefill, a chunk beside a decode, and a decode; greedy first, sampled then. With ``pooling`` a prefill.
 
     What they leave in the cache lies in blocks that nobody owns yet.
     """
     length = min(PROMPT, max_length - 4, (num_blocks - 1) // 2 * block_size, 2 * (max_tokens - 1))
     if length < 2:
+        return
+    if pooling:
+        plan = _plan([(0, 0, length)], SamplingParams(), block_size, groups, length)
+        plan.new[0].pooling = PoolingParams()
+        runner.launch(plan).result()
+        runner.launch(_plan([], SamplingParams(), block_size, groups, length, released=[0])).result()
         return
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, top_k=50, top_p=0.9)):
         half = length // 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from jackfield.distributed import SingleCommunicator
@@ -17,15 +18,17 @@ from jackfield.interfaces import (
     MetadataBuilder,
     StepLimits,
 )
-from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache
+from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache, retention_of
 from jackfield.protocol import SchedulerOutput
 from jackfield.sampling import SamplingState
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
+from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch
 from jackfield.worker.model_runner import ModelRunner, RunnerParts
 from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
+from jackfield.worker.pooling import Pooler
 from jackfield.worker.storage import allocate_cache
 from jackfield.worker.transfer import Transfer
 from jackfield.worker.warmup import warm_up
@@ -47,7 +50,7 @@ class Worker:
         plan = self._plan_cache()
         transfer = Transfer(device)
         max_length = plan.max_model_len + spec.num_drafts
-        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, len(plan.groups), transfer)
+        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, plan.groups, transfer)
         parts = RunnerParts(
             model=model,  # type: ignore[arg-type]  # a torch module cannot be checked against a Protocol
             batch=batch,
@@ -61,6 +64,9 @@ class Worker:
             num_drafts=spec.num_drafts,
             vocab_size=spec.model_config.vocab_size,
             max_length=plan.max_model_len,
+            logprobs_mode=spec.config.get("sampling.logprobs_mode"),
+            features=FeatureTable(transfer, getattr(torch, spec.dtype), spec.model_config.hidden_size),
+            pooler=Pooler(spec.pooler, getattr(model, "classify", None)) if spec.pooler else None,
         )
         self._runner = ModelRunner(parts)
         if spec.platform.asynchronous:
@@ -73,6 +79,7 @@ class Worker:
                 max_length=plan.max_model_len,
                 max_sequences=spec.max_num_seqs,
                 max_tokens=spec.max_num_batched_tokens,
+                pooling=spec.pooler is not None,
             )
         self.model = model
         return plan
@@ -117,7 +124,7 @@ class Worker:
             choice.backend.graph_support >= GraphSupport.DECODE and choice.backend.host_lengths is not HostLengths.EXACT
             for choice in spec.attention
         )
-        if api is None or not able:
+        if api is None or not able or parts.pooler is not None:
             return
         largest = min(spec.max_num_seqs, spec.max_num_batched_tokens)
         graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest)
@@ -129,7 +136,7 @@ class Worker:
     def _plan_cache(self) -> CachePlan:
         spec = self.spec
         groups = [
-            CacheGroup(c.name, c.request.layers, (c.spec,) * len(c.request.layers), c.spec.window)
+            CacheGroup(c.name, c.layers, (c.spec,) * len(c.layers), c.spec.window, retention_of(c.request.kind, c.spec))
             for c in spec.attention
         ]
         budget = spec.kv_cache_memory
@@ -144,4 +151,5 @@ class Worker:
             max_num_seqs=spec.max_num_seqs,
             num_blocks=spec.num_blocks,
             fit_length=spec.fit_length,
+            step_tokens=spec.step_tokens,
         )

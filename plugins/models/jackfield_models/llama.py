@@ -55,6 +55,7 @@ class Llama(ModelArchitecture):
     summary = "Llama 1 to 3 and models saved as such"
     kinds: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM", "gguf:llama"})
     features: ClassVar[frozenset[str]] = frozenset({"taps", "embeddings_in"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"generate", "pool"})
     gguf_architectures: ClassVar[frozenset[str]] = frozenset({"llama"})
     qkv_bias: ClassVar[bool | None] = None
     """None: as ``attention_bias`` says."""

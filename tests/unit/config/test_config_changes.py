@@ -154,10 +154,10 @@ def test_the_digest_sees_every_setting(field: str) -> None:
     assert load(**{field: _CHANGES[field]}).digest() != load().digest()
 
 
-@pytest.mark.parametrize("change", [{"log.level": "debug"}, {"model.download_dir": "x"}])
+@pytest.mark.parametrize("change", [{"log.level": "debug"}, {"model.download_dir": "x"}, {"server.port": 1}])
 def test_the_digest_ignores_what_changes_no_output(change: dict[str, Any]) -> None:
     assert load(**change).digest() == load().digest()
-    assert DIGEST_IGNORES == ("log", "model.download_dir")
+    assert DIGEST_IGNORES == ("log", "server", "model.download_dir")
 
 
 def test_origins_survive_pickling() -> None:

@@ -13,11 +13,11 @@ from jackfield.metrics import EngineMetrics, MetricsCollector
 from jackfield.metrics.collector import FinishedRequest
 from jackfield.protocol import CoreEvent, EngineCoreOutput
 
-GAUGES = ("running", "waiting", "free_blocks")
+NO_TOTALS = ("running", "waiting", "free_blocks", "cache_usage", "histograms")
 
 
 def totals(metrics: EngineMetrics) -> dict[str, Any]:
-    values = {f.name: getattr(metrics, f.name) for f in dataclasses.fields(metrics) if f.name not in GAUGES}
+    values = {f.name: getattr(metrics, f.name) for f in dataclasses.fields(metrics) if f.name not in NO_TOTALS}
     return {**{f"finished {reason}": n for reason, n in values.pop("finished").items()}, **values}
 
 

@@ -281,3 +281,33 @@ def test_options_reach_the_processor(model: str) -> None:
 def test_the_report_names_the_processors(model: str) -> None:
     llm = start_with(model, ["plus", "halve"])
     assert llm.report.summary().endswith(" · processors plus+halve")
+
+
+class Fragile(Halve):
+    """Fails at the fourth token of requests that say so."""
+
+    name = "fragile"
+    argmax_invariant = False
+
+    @classmethod
+    def wants(cls, params: ParamsView) -> bool:
+        return bool((params.extra_args or {}).get("fragile"))
+
+    def apply(self, logits_RV: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
+        if any(len(row.token_ids) - row.prompt_length == 3 for row in rows):
+            raise ZeroDivisionError("three")
+
+
+@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}], ids=["plain", "overlapped"])
+def test_a_processor_that_raises_ends_its_requests_and_no_others(model: str, settings: dict[str, Any]) -> None:
+    llm = start(model, plugins=[Fragile], logits_processors=["fragile"], **settings)
+    wanting, plain = greedy(12, extra_args={"fragile": True}), greedy(12)
+    expected = ids_of(start(model), PROMPTS[1::2], plain)
+    for _ in range(2):
+        outputs = llm.generate(PROMPTS, [wanting, plain, wanting, plain])
+        for output in outputs[::2]:
+            assert output.outputs[0].finish_reason == "error"
+            assert output.outputs[0].error == "logits processor 'fragile' failed: ZeroDivisionError: three"
+            assert len(output.outputs[0].token_ids) == 3, "nothing comes from logits that were not processed"
+        assert [output.outputs[0].token_ids for output in outputs[1::2]] == expected
+    drain(llm)

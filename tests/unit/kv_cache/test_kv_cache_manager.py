@@ -8,15 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jackfield.kv_cache import BlockHasher, CacheGroup, KVCacheManager
+from jackfield.kv_cache import BlockHasher, CacheGroup, KVCacheManager, Retention
 from jackfield.kv_cache.block_pool import NULL_BLOCK
 
 SLOTS = 4
-windows_of = st.lists(st.one_of(st.none(), st.integers(1, 14)), min_size=1, max_size=3)
+Kind = tuple[Retention, int | None]
+FULL: Kind = (Retention.FULL, None)
+kinds = st.one_of(
+    st.just(FULL),
+    st.just((Retention.STATE, None)),
+    st.tuples(st.sampled_from([Retention.SLIDING, Retention.CHUNKED]), st.integers(1, 14)),
+)
 
 
-def groups_of(windows: list[int | None]) -> list[CacheGroup]:
-    return [CacheGroup(f"g{i}", (i,), (), window) for i, window in enumerate(windows)]
+def groups_of(kinds: list[Kind]) -> list[CacheGroup]:
+    return [CacheGroup(f"g{i}", (i,), (), window, keeps) for i, (keeps, window) in enumerate(kinds)]
 
 
 def hasher_of(tokens: list[int], size: int) -> BlockHasher:
@@ -25,19 +31,26 @@ def hasher_of(tokens: list[int], size: int) -> BlockHasher:
     return hasher
 
 
-def needed_blocks(length: int, window: int | None, size: int) -> list[int]:
-    """Return the blocks of a prefix of ``length`` tokens that the token behind it sees."""
-    first = 0 if window is None else max(0, length - window + 1)
-    return sorted({position // size for position in range(first, length)})
+def needed_blocks(length: int, kind: Kind, size: int) -> list[int]:
+    """Return the blocks of a prefix of ``length`` tokens that the token behind it sees: token by token."""
+    return sorted({position // size for position in range(length) if sees(length, position, *kind)})
+
+
+def sees(token: int, other: int, keeps: Retention, window: int | None) -> bool:
+    if window is None:
+        return keeps is Retention.FULL or other == token - 1
+    return token - other < window if keeps is Retention.SLIDING else token // window == other // window
 
 
 class ManagerMachine(RuleBasedStateMachine):
     """Sequences come, compute, publish, free their windows, and go; what is findable is kept as a dictionary."""
 
-    @initialize(windows=windows_of, size=st.integers(1, 5), blocks=st.integers(4, 60))
-    def start(self, windows: list[int | None], size: int, blocks: int) -> None:
-        self.size, self.windows = size, windows
-        self.manager = KVCacheManager(groups_of(windows), size, blocks, SLOTS)
+    @initialize(kinds=st.lists(kinds, min_size=1, max_size=3), size=st.integers(1, 5), blocks=st.integers(4, 60))
+    def start(self, kinds: list[Kind], size: int, blocks: int) -> None:
+        self.size, self.kinds = size, kinds
+        self.manager = KVCacheManager(groups_of(kinds), size, blocks, SLOTS)
+        self.state_at: dict[tuple[int, int], int] = {}
+        """(group, page) to the number of tokens behind which its state is."""
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -51,8 +64,8 @@ class ManagerMachine(RuleBasedStateMachine):
         for length in range((len(tokens) - 1) // self.size * self.size, 0, -self.size):
             if all(
                 self.cached(g, tuple(tokens[: (index + 1) * self.size]))
-                for g, window in enumerate(self.windows)
-                for index in needed_blocks(length, window, self.size)
+                for g, kind in enumerate(self.kinds)
+                for index in needed_blocks(length, kind, self.size)
             ):
                 return length
         return 0
@@ -63,8 +76,8 @@ class ManagerMachine(RuleBasedStateMachine):
         hasher = hasher_of(tokens, self.size)
         hit = self.manager.find_prefix(hasher, len(tokens))
         assert hit.tokens == self.longest(tokens)
-        for g, window in enumerate(self.windows):
-            needed = needed_blocks(hit.tokens, window, self.size)
+        for g, kind in enumerate(self.kinds):
+            needed = needed_blocks(hit.tokens, kind, self.size)
             for index, block in enumerate(hit.blocks[g]):
                 if index in needed:
                     assert self.content[g, block] == tuple(tokens[: (index + 1) * self.size])
@@ -78,27 +91,45 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.integers(1, 9))
     def compute(self, data: st.DataObject, more: int) -> None:
         slot = data.draw(st.sampled_from(sorted(self.tokens)))
-        target = min(len(self.tokens[slot]), self.computed[slot] + more)
+        more = min(more, len(self.tokens[slot]) - self.computed[slot])
+        target = self.computed[slot] + self.manager.cut(self.computed[slot], more)
         free = self.manager.pool.num_free
-        missing = max(0, -(-target // self.size) - int(self.manager.held[slot])) * len(self.windows)
+        entries = max(0, -(-target // self.size) - int(self.manager.held[slot]))
+        missing = sum(min(1, entries) if keeps is Retention.STATE else entries for keeps, _ in self.kinds)
         added = self.manager.grow(slot, target)
         assert (added is None) == (missing > free)
         if added is None:
             return
         for blocks in added:
             for block in blocks:
-                for group in range(len(self.windows)):
+                for group in range(len(self.kinds)):
                     self.content.pop((group, block), None)
+        self.mix(slot, target)
         # Blocks are published once, when they become full: a copy of a prefix that was findable then stays unpublished.
         first, self.computed[slot] = self.computed[slot] // self.size, target
         self.manager.publish(slot, hasher_of(self.tokens[slot], self.size), target)
-        for g in range(len(self.windows)):
+        for g, kind in enumerate(self.kinds):
             for index in range(first, target // self.size):
                 prefix = tuple(self.tokens[slot][: (index + 1) * self.size])
                 block = self.manager.table(slot, g)[index]
+                if kind[0] is Retention.STATE and block != NULL_BLOCK:
+                    assert self.state_at[g, block] == len(prefix), "a state between two blocks was published"
                 if block != NULL_BLOCK and not self.cached(g, prefix):
                     self.content[g, block] = prefix
         self.manager.release_windows(slot, target)
+
+    def mix(self, slot: int, target: int) -> None:
+        """Do what a recurrent layer does: read the state behind the computed tokens, write that behind all."""
+        before = self.computed[slot]
+        for g, (keeps, _) in enumerate(self.kinds):
+            if keeps is not Retention.STATE or target == before:
+                continue
+            table = self.manager.table(slot, g)
+            if before:
+                assert self.state_at[g, table[(before - 1) // self.size]] == before
+            page = table[(target - 1) // self.size]
+            assert page != NULL_BLOCK and (g, page) not in self.content, "a snapshot is written over"
+            self.state_at[g, page] = target
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -113,14 +144,14 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         self.manager.pool.check()
         for slot, computed in self.computed.items():
-            for g, window in enumerate(self.windows):
+            for g, kind in enumerate(self.kinds):
                 table = self.manager.table(slot, g)
                 assert len(table) == int(self.manager.held[slot]) >= -(-computed // self.size)
                 kept = {i for i, block in enumerate(table) if block != NULL_BLOCK}
-                assert kept >= set(needed_blocks(computed, window, self.size))
-                if window is not None and computed % self.size == 0:
-                    behind = max(0, computed - window + 1) // self.size
-                    assert not kept & set(range(behind)), "blocks behind the window are free"
+                assert kept >= set(needed_blocks(computed, kind, self.size))
+                if computed % self.size == 0:
+                    behind = min(needed_blocks(computed, kind, self.size), default=len(table))
+                    assert not kept & set(range(behind)), "blocks that nothing needs are free"
         if not self.tokens:
             self.manager.check_idle()
 
@@ -132,7 +163,7 @@ TestManager = ManagerMachine.TestCase
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, 8), length=st.integers(1, 40))
 def test_the_last_token_is_always_left_to_compute(size: int, length: int) -> None:
-    manager = KVCacheManager(groups_of([None]), size, 64, 1)
+    manager = KVCacheManager(groups_of([FULL]), size, 64, 1)
     tokens = list(range(length))
     manager.admit(0, manager.find_prefix(hasher_of(tokens, size), length))
     assert manager.grow(0, length) is not None
@@ -142,7 +173,7 @@ def test_the_last_token_is_always_left_to_compute(size: int, length: int) -> Non
 
 
 def test_nothing_is_found_where_caching_is_off() -> None:
-    manager = KVCacheManager(groups_of([None]), 2, 16, 2, caching=False)
+    manager = KVCacheManager(groups_of([FULL]), 2, 16, 2, caching=False)
     tokens = [1, 2, 3, 4, 5]
     manager.admit(0, manager.find_prefix(hasher_of(tokens, 2), 5))
     manager.grow(0, 5)
@@ -151,7 +182,7 @@ def test_nothing_is_found_where_caching_is_off() -> None:
 
 
 def test_admission_counts_what_a_hit_takes_out_of_the_free_blocks() -> None:
-    manager = KVCacheManager(groups_of([None]), 2, 5, 2)
+    manager = KVCacheManager(groups_of([FULL]), 2, 5, 2)
     tokens = [1, 2, 3, 4, 5]
     manager.admit(0, manager.find_prefix(hasher_of(tokens, 2), 5))
     manager.grow(0, 5)
@@ -164,7 +195,7 @@ def test_admission_counts_what_a_hit_takes_out_of_the_free_blocks() -> None:
 
 
 def test_a_slot_must_be_empty_to_be_taken() -> None:
-    manager = KVCacheManager(groups_of([None]), 2, 8, 1)
+    manager = KVCacheManager(groups_of([FULL]), 2, 8, 1)
     hit = manager.find_prefix(hasher_of([1], 2), 1)
     manager.admit(0, hit)
     manager.grow(0, 2)
@@ -172,3 +203,19 @@ def test_a_slot_must_be_empty_to_be_taken() -> None:
         manager.admit(0, hit)
     with pytest.raises(AssertionError, match="blocks are still owned"):
         manager.check_idle()
+
+
+def test_an_encoders_output_has_blocks_of_its_own() -> None:
+    groups = [CacheGroup("self", (0,), ()), CacheGroup("cross", (0,), (), retention=Retention.CROSS)]
+    manager = KVCacheManager(groups, 4, 9, 2)
+    hit = manager.find_prefix(hasher_of([1, 2, 3], 4), 3)
+    assert manager.can_admit(hit, 4, encoder_tokens=28), "one block and seven"
+    assert not manager.can_admit(hit, 4, encoder_tokens=29)
+    manager.admit(0, hit, encoder_tokens=9)
+    assert manager.grow(0, 5) is not None
+    assert [len(manager.table(0, g)) for g in (0, 1)] == [2, 3]
+    manager.publish(0, hasher_of([1, 2, 3, 4, 5], 4), 5)
+    manager.release_windows(0, 5)
+    assert manager.find_prefix(hasher_of([1, 2, 3, 4, 5], 4), 5).tokens == 4, "the encoder's part bounds no prefix"
+    manager.release(0)
+    manager.check_idle()

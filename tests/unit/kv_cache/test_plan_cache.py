@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from jackfield.errors import ConfigError
 from jackfield.interfaces import BLOCK, CacheSpec, Plane
-from jackfield.kv_cache import CacheGroup, plan_cache
+from jackfield.kv_cache import CacheGroup, Retention, plan_cache, split_layers
 
 SPEC = CacheSpec((Plane("k", "float32", (2, BLOCK, 8)), Plane("v", "float32", (2, BLOCK, 8))))
 ONE = CacheGroup("full", (0, 1, 2), (SPEC,) * 3)
@@ -54,7 +54,7 @@ def test_groups_share_blocks_of_the_largest_size() -> None:
     plan = plan_cache([ONE, SMALL], 16, budget_bytes=1 << 40, max_model_len=100, max_num_seqs=1)
     assert plan.page_bytes == PAGE
     assert plan.num_blocks == 2 * 7 + 1
-    assert plan.num_tokens == 7 * 16
+    assert plan.num_tokens == 100, "one sequence of the maximum length"
 
 
 def test_a_number_of_blocks_goes_before_a_budget() -> None:
@@ -82,3 +82,31 @@ def test_a_length_that_nobody_set_is_lowered_to_what_fits() -> None:
 def test_models_that_keep_nothing_need_no_memory() -> None:
     plan = plan_cache([], 16, budget_bytes=0, max_model_len=100, max_num_seqs=4)
     assert (plan.page_bytes, plan.total_bytes, plan.max_model_len) == (0, 0, 100)
+
+
+STATE = CacheSpec((Plane("ssm", "float32", (24, 16)), Plane("conv", "float32", (24, 3))), per="sequence")
+
+
+def test_a_window_needs_no_blocks_for_what_it_does_not_keep() -> None:
+    window = CacheGroup("sliding", (0,), (SPEC,), 33)
+    plan = plan_cache([window], 16, budget_bytes=1 << 40, max_model_len=10_000, max_num_seqs=2, step_tokens=64)
+    # 32 tokens before the step and 64 in it, which may begin anywhere in a block.
+    assert plan.num_blocks == 2 * 7 + 1
+    assert plan.num_tokens == 2 * 10_000
+
+
+def test_a_recurrent_state_takes_the_same_room_at_any_length() -> None:
+    state = CacheGroup("mamba", (0, 1), (STATE, STATE), retention=Retention.STATE)
+    plan = plan_cache([state], 256, budget_bytes=1 << 40, max_model_len=1 << 20, max_num_seqs=5)
+    assert plan.page_bytes == 2 * (24 * 16 * 4 + 24 * 3 * 4)
+    assert plan.num_blocks == 5 * 3 + 1
+
+
+def test_layers_of_very_different_numbers_are_cut_into_groups_of_like_size() -> None:
+    assert split_layers({"a": range(4), "b": range(4, 9)}) == {"a": [(0, 1, 2, 3)], "b": [(4, 5, 6, 7, 8)]}
+    parts = split_layers({"full": [5, 11, 17], "sliding": [i for i in range(18) if i % 6 != 5]})
+    assert parts["full"] == [(5, 11, 17)]
+    assert parts["sliding"] == [(0, 1, 2), (3, 4, 6), (7, 8, 9), (10, 12, 13), (14, 15, 16)]
+    most = split_layers({"full": [40], "mamba": range(40)})
+    assert len(most["mamba"]) == 8 and all(len(part) == 5 for part in most["mamba"])
+    assert split_layers({}) == {}

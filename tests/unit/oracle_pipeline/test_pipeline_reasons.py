@@ -32,7 +32,7 @@ def test_every_code_of_the_pipeline_is_expected_here() -> None:
 def test_task() -> None:
     pooling = type("Pooling", (Llama,), {"tasks": frozenset({"pool", "encode"})})
     with pytest.raises(NoCandidateError) as caught:
-        run(pooling, without=(Llama,))
+        run(pooling, without=(Llama,), task="generate")
     error = caught.value
     assert error.message == (
         "no plugin fits models for target (LlamaForCausalLM); the nearest is 'LlamaForCausalLM' ((in process)): "
@@ -40,6 +40,14 @@ def test_task() -> None:
     )
     assert (error.field, error.value) == ("model", "LlamaForCausalLM")
     assert "rejected: environment" in error.table
+
+
+def test_the_task_is_what_an_architecture_is_made_for() -> None:
+    pooling = type("Pooling", (Llama,), {"tasks": frozenset({"pool"})})
+    assert run(pooling, without=(Llama,)).config.model.task == "pool"
+    assert run().config.model.task == "generate"
+    found = run(task="pool")
+    assert found.config.model.task == "pool" and found.pooler is not None
 
 
 def test_block_size_of_the_user() -> None:

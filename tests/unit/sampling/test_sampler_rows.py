@@ -214,3 +214,12 @@ def test_no_logprobs_where_nobody_asks() -> None:
     world = World(1)
     world.add(0, params())
     assert world.sampler.logprobs(torch.zeros(1, 3), torch.tensor([0]), np.zeros(1, dtype=np.int32)) is None
+
+
+@pytest.mark.parametrize("values", [{}, {"top_k": 3}, {"top_p": 0.5}])
+def test_a_row_of_nan_does_not_disturb_the_others(values: dict[str, float]) -> None:
+    world = World(2)
+    world.add(0, params(**values))
+    world.add(1, params(**values))
+    ids = world.sample(torch.tensor([[math.nan] * 4, [50.0, 0.0, 0.0, 0.0]]), [0, 1])
+    assert 0 <= ids[0] < 4 and ids[1] == 0

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jackfield.kv_cache import CacheGroup, KVCacheManager
+from jackfield.kv_cache import CacheGroup, KVCacheManager, Retention
+from jackfield.kv_cache.planning import sequence_blocks
 from jackfield.protocol import (
     CoreEvent,
     EngineCoreRequest,
@@ -34,6 +35,18 @@ from jackfield_scheduling.policies import Fcfs, Priority
 POLICIES = {"fcfs": Fcfs, "priority": Priority}
 VOCAB = 6
 Content = tuple[object, ...]
+Window = int | tuple[str, int] | str | None
+"""Everything (None), a sliding window, ("chunked", size), or "state"."""
+
+
+def group_of(index: int, window: Window) -> CacheGroup:
+    """Return a cache group that keeps what ``window`` says."""
+    if window == "state":
+        return CacheGroup(f"g{index}", (index,), (), retention=Retention.STATE)
+    if isinstance(window, tuple):
+        return CacheGroup(f"g{index}", (index,), (), window[1], Retention.CHUNKED)
+    assert not isinstance(window, str)
+    return CacheGroup(f"g{index}", (index,), (), window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,7 @@ class Setup:
     """
 
     block_size: int = 4
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window, ...] = (None,)
     spare: int = 100
     max_num_seqs: int = 4
     budget: int = 64
@@ -57,9 +70,12 @@ class Setup:
 
     def scheduler(self) -> Scheduler:
         """Return a scheduler of this size."""
-        groups = [CacheGroup(f"g{i}", (i,), (), w) for i, w in enumerate(self.windows)]
-        blocks = -(-self.max_model_len // self.block_size) * len(groups) + self.spare + 1
-        cache = KVCacheManager(groups, self.block_size, blocks, self.max_num_seqs, caching=self.caching)
+        groups = [group_of(i, w) for i, w in enumerate(self.windows)]
+        step_tokens = self.budget * self.depth
+        blocks = sequence_blocks(groups, self.max_model_len, self.block_size, step_tokens) + self.spare + 1
+        cache = KVCacheManager(
+            groups, self.block_size, blocks, self.max_num_seqs, caching=self.caching, step_tokens=step_tokens
+        )
         limits = SchedulerLimits(
             self.max_num_seqs, self.budget, self.max_model_len, self.threshold, self.chunked, self.num_drafts
         )
@@ -168,17 +184,38 @@ class FakeRunner:
             assert plan.drafts is not None and plan.drafts[row, at] >= 0
             held.tokens[start + count - drafts + at] = int(plan.drafts[row, at])
         for position in range(start, start + count):
-            for group in range(len(self.setup.windows)):
+            for group in self._paged():
                 page = held.tables[group][position // self.setup.block_size]
                 assert page > 0, "a token was written into nobody's block"
                 self.cells[group, page, position % self.setup.block_size] = self._content(slot, position)
 
+        self._mix(slot, start, start + count)
+
+    def _paged(self) -> list[int]:
+        return [group for group, window in enumerate(self.setup.windows) if window != "state"]
+
+    def _mix(self, slot: int, start: int, end: int) -> None:
+        """Read the states behind the first ``start`` tokens, and write those behind ``end``."""
+        size = self.setup.block_size
+        for group in set(range(len(self.setup.windows))) - set(self._paged()):
+            table = self.slots[slot].tables[group]
+            if start:
+                kept = self.cells.get((group, table[(start - 1) // size], 0))
+                assert kept == self._content(slot, start - 1), f"group {group} goes on from another state at {start}"
+            page = table[(end - 1) // size]
+            assert page > 0, "a state was written into nobody's page"
+            self.cells[group, page, 0] = self._content(slot, end - 1)
+
+    def _first_seen(self, window: Window, position: int) -> int:
+        if isinstance(window, tuple):
+            return position // window[1] * window[1]
+        return max(0, position - window + 1) if isinstance(window, int) else 0
+
     def _read(self, plan: SchedulerOutput, row: int, slot: int) -> None:
         start, count = int(plan.starts[row]), int(plan.counts[row])
         tables = self.slots[slot].tables
-        for group, window in enumerate(self.setup.windows):
-            first = 0 if window is None else max(0, start - window + 1)
-            for position in range(first, start + count):
+        for group in self._paged():
+            for position in range(self._first_seen(self.setup.windows[group], start), start + count):
                 page = tables[group][position // self.setup.block_size]
                 kept = self.cells.get((group, page, position % self.setup.block_size))
                 assert kept == self._content(slot, position), f"group {group} reads something else at {position}"

@@ -6,28 +6,41 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_world import VOCAB, Arrival, Engine, Setup, check, names_by_key, request
+from scheduler_world import VOCAB, Arrival, Engine, Setup, Window, check, names_by_key, request
 
 LENGTH = 48
+WINDOWS: list[tuple[Window, ...]] = [
+    (None,),
+    (None,),
+    (None, 5),
+    (3,),
+    (None, 7, 16),
+    (None, ("chunked", 6)),
+    ("state",),
+    (None, "state"),
+    ("state", 4, ("chunked", 16), "state"),
+]
 
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
     max_num_seqs = draw(st.integers(1, 5))
     chunked = draw(st.sampled_from([True, True, True, False]))
+    windows = draw(st.sampled_from(WINDOWS))
+    recurrent = "state" in windows
     return Setup(
         block_size=draw(st.one_of(st.integers(1, 8), st.integers(1, 64))),
-        windows=draw(st.sampled_from([(None,), (None,), (None, 5), (3,), (None, 7, 16)])),
+        windows=windows,
         spare=draw(st.integers(0, 12)),
         max_num_seqs=max_num_seqs,
         budget=draw(st.integers(max_num_seqs, 40)) if chunked else LENGTH + draw(st.integers(0, 20)),
         max_model_len=LENGTH,
         threshold=draw(st.sampled_from([0, 0, 1, 3, 10])) if chunked else 0,
         chunked=chunked,
-        num_drafts=draw(st.sampled_from([0, 0, 1, 3])),
+        num_drafts=0 if recurrent else draw(st.sampled_from([0, 0, 1, 3])),
         depth=draw(st.integers(1, 3)),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        caching=draw(st.booleans()),
+        caching=draw(st.booleans()) and (chunked or not recurrent),
     )
 
 
