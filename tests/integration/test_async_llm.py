@@ -136,7 +136,7 @@ async def settled(llm: AsyncLLM) -> None:
 def test_a_killed_engine_fails_every_waiting_request_at_once_and_leaves_nothing(model: str) -> None:
     async def test() -> None:
         llm = await AsyncLLM.start(model, **SETTINGS)
-        process, folder = llm._client.process, llm._client._folder
+        process, folder = llm._host.process, llm._host.folder
         endless = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, detokenize=False)
         tasks = [asyncio.create_task(tokens(llm, seed, endless)) for seed in range(40)]
         await asyncio.sleep(0.3)
@@ -160,13 +160,49 @@ def test_a_killed_engine_fails_every_waiting_request_at_once_and_leaves_nothing(
 def test_shutdown_ends_the_process_and_what_still_runs(model: str) -> None:
     async def test() -> None:
         llm = await AsyncLLM.start(model, **SETTINGS)
-        process, folder = llm._client.process, llm._client._folder
+        process, folder = llm._host.process, llm._host.folder
         task = asyncio.create_task(tokens(llm, 1, SamplingParams(max_tokens=200, ignore_eos=True, detokenize=False)))
         await asyncio.sleep(0.1)
         await llm.shutdown()
         with pytest.raises(EngineDeadError, match="shut down"):
             await task
         assert process.exitcode == 0 and not folder.exists()
+
+    run(test)
+
+
+def test_several_frontends_share_an_engine(model: str) -> None:
+    """They may give requests the same names; one that leaves takes its requests along and nothing else."""
+
+    async def test() -> None:
+        from jackfield.engine.host import EngineHost
+        from jackfield.engine.setup import prepare
+
+        settings = {k: v for k, v in SETTINGS.items() if k != "skip_tokenizer_init"}
+        host = EngineHost(prepare(model, None, settings, skip_tokenizer_init=True), seats=3)
+        host.start()
+        try:
+            first, second, third = await asyncio.gather(*(AsyncLLM.attach(host.seat(i)) for i in range(3)))
+            alone = [await tokens(first, seed) for seed in range(6)]
+            both = await asyncio.gather(*(tokens(llm, seed) for llm in (first, second, third) for seed in range(6)))
+            assert both == alone * 3
+            endless = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, detokenize=False)
+            left = asyncio.create_task(tokens(second, 1, endless))
+            await asyncio.sleep(0.1)
+            await second.shutdown()
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await left
+            assert await tokens(first, 3) == alone[3]
+            await first.pause()
+            await first.resume()
+            host.process.kill()
+            for llm in (first, third):
+                with pytest.raises(EngineDeadError):
+                    await tokens(llm, 2, endless)
+                await llm.shutdown()
+        finally:
+            host.close()
+        assert not host.folder.exists()
 
     run(test)
 

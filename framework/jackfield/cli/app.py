@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from jackfield.cli import chat, config_show, explain, generate, plugins, pull, version
+from jackfield.cli import chat, config_show, explain, generate, plugins, pull, serve, version
 
-COMMANDS_WITH_ENGINE = ("generate", "chat", "explain", "plugins check", "plugins", "config show")
+COMMANDS_WITH_ENGINE = ("generate", "chat", "serve", "explain", "plugins check", "plugins", "config show")
 """Commands that take engine flags; longer names first."""
 
 _HELP = """Run large language models; every part that differs is a plugin.
@@ -20,6 +20,7 @@ def build_app(*, with_flags_help: bool = False) -> App:
     epilogue = _epilogue() if with_flags_help else None
     app.command(generate.generate, name="generate", help_epilogue=epilogue)
     app.command(chat.chat, name="chat", help_epilogue=epilogue)
+    app.command(serve.serve, name="serve", help_epilogue=epilogue)
     app.command(pull.pull, name="pull")
     app.command(explain.explain, name="explain", help_epilogue=epilogue)
     app.command(_plugins_app(epilogue))

@@ -11,12 +11,13 @@ from typing import Any
 
 from jackfield.config import EngineConfig
 from jackfield.engine.core_client import CoreClient
+from jackfield.engine.host import EngineHost, RemoteHost, Seat
 from jackfield.engine.input_processor import InputProcessor, Prompt
 from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
 from jackfield.engine.outputs import PoolingOutput, RequestOutput
 from jackfield.engine.pooling import pooling_output
-from jackfield.engine.setup import Prepared, Progress, check_room, prepare
+from jackfield.engine.setup import Prepared, Progress, check_room, prepare, prepare_again
 from jackfield.errors import EngineDeadError, JackfieldError, RequestError
 from jackfield.metrics import EngineMetrics
 from jackfield.oracle.report import DecisionReport
@@ -35,9 +36,17 @@ class AsyncLLM:
         await llm.shutdown()
     """
 
-    def __init__(self, prepared: Prepared, client: CoreClient, inputs: InputProcessor, free_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        client: CoreClient,
+        host: EngineHost | RemoteHost,
+        inputs: InputProcessor,
+        free_blocks: int = 0,
+    ) -> None:
         self._prepared = prepared
         self._client = client
+        self._host = host
         self._inputs = inputs
         self._outputs = OutputProcessor(prepared.tokenizer)
         self._news = News(prepared.hooks, free_blocks)
@@ -67,13 +76,32 @@ class AsyncLLM:
         prepared = await asyncio.to_thread(
             lambda: prepare(model, config, settings, skip_tokenizer_init=skip_tokenizer_init, progress=progress)
         )
-        client = CoreClient(prepared)
+        host = EngineHost(prepared)
+        await asyncio.to_thread(host.start)
+        return await cls._join(prepared, host.seat(0), host)
+
+    @classmethod
+    async def attach(cls, seat: Seat) -> AsyncLLM:
+        """Return a frontend of an engine that another process started (see :class:`EngineHost`). Shutting it down
+        leaves the engine running.
+
+        Raises:
+            EngineDeadError: the engine did not start, or is gone.
+        """
+        prepared = await asyncio.to_thread(lambda: prepare_again(seat.resolution, tokenizes=seat.tokenizes))
+        return await cls._join(prepared, seat, RemoteHost(seat))
+
+    @classmethod
+    async def _join(cls, prepared: Prepared, seat: Seat, host: EngineHost | RemoteHost) -> AsyncLLM:
+        client = CoreClient(seat, host)
         try:
-            ready = await client.start()
+            ready = await client.ready()
         except BaseException:
             client.close()
+            host.close()
             raise
-        llm = cls(prepared, client, prepared.input_processor(ready.max_model_len), ready.num_blocks)
+        inputs = prepared.input_processor(ready.max_model_len)
+        llm = cls(prepared, client, host, inputs, ready.num_blocks)
         prepared.hooks.emit("engine_started", engine=llm)
         return llm
 
@@ -91,6 +119,11 @@ class AsyncLLM:
     def is_running(self) -> bool:
         """Whether requests can be served."""
         return self._dead is None and not self._pump.done()
+
+    @property
+    def error(self) -> EngineDeadError | None:
+        """What the engine died of, or None while it lives."""
+        return self._dead
 
     @property
     def max_model_len(self) -> int:
@@ -219,13 +252,19 @@ class AsyncLLM:
         await self._set_paused(False)
 
     async def shutdown(self) -> None:
-        """Stop the engine process. Requests that still run fail with EngineDeadError."""
+        """Stop the engine process, if this frontend started it. Requests that still run fail with EngineDeadError."""
         self._prepared.hooks.emit("engine_stopping", engine=self)
         self._pump.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._pump
+        running = [core_id for name in self._queues for core_id in self._outputs.core_ids(name)]
         self._fail(EngineDeadError("the engine was shut down"))
-        await self._client.stop()
+        if isinstance(self._host, EngineHost):
+            await self._client.stop()
+            await asyncio.to_thread(self._host.join)
+        elif running:
+            await self._client.abort(running)
+        self._close()
 
     async def _set_paused(self, on: bool) -> None:
         if self._dead is not None:
@@ -274,7 +313,11 @@ class AsyncLLM:
                     self._hand_over(output)
         except EngineDeadError as error:
             self._fail(error)
-            self._client.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._client.close()
+        self._host.close()
 
     def _hand_over(self, output: RequestOutput) -> None:
         queue = self._queues.get(output.request_id)

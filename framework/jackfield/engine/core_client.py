@@ -1,21 +1,16 @@
-"""CoreClient: starts an engine process and talks to it from an asyncio program."""
+"""CoreClient: talks to an engine process from an asyncio program."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
 
-from jackfield.engine.core_process import ProcessSpec, run
+from jackfield.engine.host import Seat
 from jackfield.engine.messages import (
     Abort,
     Add,
@@ -30,67 +25,67 @@ from jackfield.engine.messages import (
     decode_notice,
     encode,
 )
-from jackfield.engine.setup import Prepared
 from jackfield.errors import EngineDeadError, PluginError
-from jackfield.oracle.report import DecisionReport
 from jackfield.protocol import EngineCoreOutput, EngineCoreRequest
 
-STOP_SECONDS = 5.0
-"""How long a process may take to stop before it is killed."""
+
+class Host(Protocol):
+    """The engine process, as far as a frontend knows it."""
+
+    def lives(self) -> bool:
+        """Return whether it runs."""
+        ...
+
+    def end(self) -> str:
+        """Return how it ended, in words."""
+        ...
 
 
 class CoreClient:
-    """One engine process. All methods belong to one event loop."""
+    """One frontend of an engine process. All methods belong to one event loop.
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="jackfield-"))
+    Args:
+        seat: its place there. host: the process.
+    """
+
+    def __init__(self, seat: Seat, host: Host) -> None:
+        self._seat, self._host = seat, host
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
         self._notices = self._context.socket(zmq.PULL)
-        addresses = [f"ipc://{self._folder / name}" for name in ("commands", "notices")]
-        for socket, address in zip((self._commands, self._notices), addresses, strict=True):
+        for socket, address in ((self._commands, seat.commands), (self._notices, seat.notices)):
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(address)
-        self._manifest = prepared.manifest()
-        bare = replace(prepared.resolution, report=DecisionReport())
-        spec = ProcessSpec(bare, self._manifest, *addresses)
-        # spawn: a forked child would inherit threads and device handles of this process.
-        self.process = multiprocessing.get_context("spawn").Process(
-            target=run, args=(spec,), name="jackfield-engine", daemon=True
-        )
         self._closed = False
         self._answers: deque[asyncio.Future[None]] = deque()
 
-    async def start(self) -> Ready:
-        """Start the process and wait until it can serve.
+    async def ready(self) -> Ready:
+        """Wait until the process can serve.
 
         Raises:
-            EngineDeadError: it did not come up. PluginError: it sees other plugin versions than this process.
+            EngineDeadError: it did not come up. PluginError: it sees other plugin versions than were decided on.
         """
-        await asyncio.to_thread(self.process.start)
         notice = await self._next()
         if isinstance(notice, Failed):
-            self.close()
             raise EngineDeadError(f"the engine process did not start: {notice.error}")
         assert isinstance(notice, Ready), "the first notice says whether the process is up"
-        if notice.digest != self._manifest.digest:
-            self.close()
+        if notice.digest != self._seat.digest:
             raise PluginError(
                 "the engine process loaded other plugins than were decided on",
                 field="manifest",
                 value=notice.digest,
-                remedy=f"expected {self._manifest.digest}: reinstall the plugins and start again",
+                remedy=f"expected {self._seat.digest}: reinstall the plugins and start again",
             )
         return notice
 
     async def add(self, requests: list[EngineCoreRequest]) -> None:
         """Queue requests."""
-        await self._send(Add(requests))
+        await self._send(Add(requests, self._seat.number))
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests."""
         if not self._closed:
-            await self._send(Abort(request_ids))
+            await self._send(Abort(request_ids, self._seat.number))
 
     async def pause(self, on: bool) -> None:
         """Stop planning steps, or go on; returns when no step runs any more. Needs a reader of :meth:`outputs`.
@@ -100,7 +95,7 @@ class CoreClient:
         """
         answer = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
-        await self._send(Pause(on))
+        await self._send(Pause(on, self._seat.number))
         await answer
 
     def give_up(self, error: EngineDeadError) -> None:
@@ -126,25 +121,15 @@ class CoreClient:
                 yield notice.output
 
     async def stop(self) -> None:
-        """Ask the process to stop, and make sure that it does. Nothing of it is left afterwards."""
-        if self._closed:
-            return
-        if self.process.is_alive():
+        """Ask the process to stop."""
+        if not self._closed and self._host.lives():
             await self._send(Stop())
-            await asyncio.to_thread(self.process.join, STOP_SECONDS)
-        self.close()
 
     def close(self) -> None:
-        """Kill the process if it lives, and remove sockets and files."""
-        if self._closed:
-            return
-        self._closed = True
-        if self.process.is_alive():
-            self.process.kill()
-        if self.process.pid is not None:
-            self.process.join(STOP_SECONDS)
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Close the sockets."""
+        if not self._closed:
+            self._closed = True
+            self._context.destroy(linger=0)
 
     def _answer(self) -> None:
         """Wake the one who asked first; commands are answered in order."""
@@ -162,9 +147,9 @@ class CoreClient:
             done, _ = await asyncio.wait({receiving}, timeout=0.2)
             if done:
                 return decode_notice(receiving.result())
-            if self.process.exitcode is not None and not await self._readable():
+            if not self._host.lives() and not await self._readable():
                 receiving.cancel()
-                return Failed(f"it ended with exit code {self.process.exitcode}")
+                return Failed(self._host.end())
 
     async def _readable(self) -> bool:
         found: Any = await self._notices.poll(0)

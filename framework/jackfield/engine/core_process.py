@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import zmq
 
 from jackfield.engine.core import EngineCore
@@ -23,8 +24,13 @@ from jackfield.engine.messages import (
     decode_command,
     encode,
 )
+from jackfield.engine.parent import end_with_parent
 from jackfield.oracle.resolution import Resolution
+from jackfield.protocol import CoreEvent
 from jackfield.registry import Manifest, Registry
+
+SEAT_MARK = "\x1f"
+"""Between a seat's number and the name that its frontend gave a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +38,58 @@ class ProcessSpec:
     """What an engine process is started with.
 
     Args:
-        resolution: all decisions, with an empty report. manifest: the plugins behind them. commands, notices: addresses
-            of the sockets.
+        resolution: all decisions, with an empty report. manifest: the plugins behind them. seats: for each frontend the
+            addresses for its commands and for notices to it.
     """
 
     resolution: Resolution
     manifest: Manifest
-    commands: str
-    notices: str
+    seats: tuple[tuple[str, str], ...]
 
 
 def run(spec: ProcessSpec) -> None:
     """Serve until told to stop. The entry point of the process."""
-    # Ctrl-C in a terminal reaches all processes; the frontend decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal or a supervisor signals all processes; the frontend decides what it means.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
     context = zmq.Context()
-    commands, notices = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    commands.connect(spec.commands)
-    notices.connect(spec.notices)
+    commands = context.socket(zmq.PULL)
+    notices = [context.socket(zmq.PUSH) for _ in spec.seats]
+    for (command_address, notice_address), notice in zip(spec.seats, notices, strict=True):
+        commands.connect(command_address)
+        notice.connect(notice_address)
     try:
         _serve(spec, commands, notices)
     except Exception as error:
-        notices.send(encode(Failed(f"{type(error).__name__}: {error}")))
+        failed = encode(Failed(f"{type(error).__name__}: {error}"))
+        for notice in notices:
+            notice.send(failed)
     finally:
         context.destroy(linger=2000)
 
 
-def _serve(spec: ProcessSpec, commands: Any, notices: Any) -> None:
+def _serve(spec: ProcessSpec, commands: Any, notices: list[Any]) -> None:
     # Loading what the manifest names, and nothing else, proves that this process sees the same versions.
     registry = Registry.from_manifest(spec.manifest)
     digest = registry.manifest(registry.refs()).digest
     core = EngineCore(spec.resolution)
     free_blocks = core.scheduler.cache.pool.num_free
-    notices.send(encode(Ready(digest, core.plan.max_model_len, core.plan.num_tokens, free_blocks)))
+    ready = encode(Ready(digest, core.plan.max_model_len, core.plan.num_tokens, free_blocks))
+    for notice in notices:
+        notice.send(ready)
     with contextlib.closing(_Loop(core, commands, notices)) as loop:
         while loop.turn():
             pass
 
 
 class _Loop:
-    """Takes commands between steps; sleeps while there is nothing to do."""
+    """Takes commands between steps; sleeps while there is nothing to do.
 
-    def __init__(self, core: EngineCore, commands: Any, notices: Any) -> None:
+    Frontends name requests as they like: behind the seat's number names are unique.
+    """
+
+    def __init__(self, core: EngineCore, commands: Any, notices: list[Any]) -> None:
         self._core, self._commands, self._notices = core, commands, notices
 
     def turn(self) -> bool:
@@ -87,17 +103,32 @@ class _Loop:
     def _step(self) -> None:
         output = self._core.step()
         # The step after which nothing is left to do is told for its counters.
-        if output.events or output.kv_events or not self._core.has_work():
-            self._notices.send(encode(Stepped(output)))
+        idle = not self._core.has_work()
+        if len(self._notices) == 1:
+            if output.events or output.kv_events or output.tokens or idle:
+                self._notices[0].send(encode(Stepped(output)))
+            return
+        events: list[list[CoreEvent]] = [[] for _ in self._notices]
+        for event in output.events:
+            seat, _, event.request_id = event.request_id.partition(SEAT_MARK)
+            events[int(seat)].append(event)
+        for seat_number, (notice, own) in enumerate(zip(self._notices, events, strict=True)):
+            kv_events = [] if seat_number else output.kv_events
+            if own or kv_events or output.tokens or idle:
+                part = msgspec.structs.replace(output, events=own, kv_events=kv_events)
+                notice.send(encode(Stepped(part)))
 
-    def _pause(self, on: bool) -> None:
+    def _name(self, seat: int, request_id: str) -> str:
+        return request_id if len(self._notices) == 1 else f"{seat}{SEAT_MARK}{request_id}"
+
+    def _pause(self, on: bool, seat: int) -> None:
         if on:
             self._core.pause()
             while self._core.has_work():
                 self._step()
         else:
             self._core.resume()
-        self._notices.send(encode(Paused(on)))
+        self._notices[seat].send(encode(Paused(on)))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -106,10 +137,11 @@ class _Loop:
     def _take(self, command: Command) -> bool:
         if isinstance(command, Add):
             for request in command.requests:
+                request.request_id = self._name(command.seat, request.request_id)
                 self._core.add(request)
         elif isinstance(command, Abort):
             for request_id in command.request_ids:
-                self._core.abort(request_id)
+                self._core.abort(self._name(command.seat, request_id))
         elif isinstance(command, Pause):
-            self._pause(command.on)
+            self._pause(command.on, command.seat)
         return not isinstance(command, Stop)

@@ -70,7 +70,7 @@ class LLM:
         self._inputs = self._prepared.input_processor(self._core.plan.max_model_len)
         self._outputs = OutputProcessor(self._prepared.tokenizer)
         self._hooks = self._prepared.hooks
-        self._news = News(self._hooks, self._core.scheduler.cache.pool.num_free)
+        self._news = News(self._hooks, self._core.scheduler.cache.pool.num_free, per_token=False)
         self._ids = itertools.count()
         self._enqueued: list[str] = []
         self._done: dict[str, RequestOutput] = {}

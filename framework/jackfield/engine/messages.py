@@ -1,4 +1,6 @@
-"""What passes between a frontend and the engine process: msgpack, one record a message."""
+"""What passes between frontends and the engine process: msgpack, one record a message. Commands say from which seat
+they come.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,21 @@ class Add(msgspec.Struct, tag="add"):
     """Queue requests."""
 
     requests: list[EngineCoreRequest]
+    seat: int = 0
 
 
 class Abort(msgspec.Struct, tag="abort"):
     """End requests."""
 
     request_ids: list[str]
+    seat: int = 0
 
 
 class Pause(msgspec.Struct, tag="pause"):
     """Stop planning steps, or go on; answered by Paused."""
 
     on: bool
+    seat: int = 0
 
 
 class Stop(msgspec.Struct, tag="stop"):

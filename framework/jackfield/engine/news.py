@@ -14,12 +14,13 @@ class News:
     """Passes news on.
 
     Args:
-        hooks: the listeners. free_blocks: of the KV cache at the start.
+        hooks: the listeners. free_blocks: of the KV cache at the start. per_token: count times between tokens, which
+            costs something for every token.
     """
 
-    def __init__(self, hooks: HookBus, free_blocks: int) -> None:
+    def __init__(self, hooks: HookBus, free_blocks: int, *, per_token: bool = True) -> None:
         self._hooks = hooks
-        self.metrics = MetricsCollector(free_blocks)
+        self.metrics = MetricsCollector(free_blocks, per_token=per_token)
 
     def step(self, output: EngineCoreOutput) -> None:
         """Tell of a step."""
@@ -44,6 +45,7 @@ class News:
             times.arrival,
             times.first_token,
             times.last_token,
+            times.scheduled,
         )
         self.metrics.finish(count)
         self._hooks.emit("request_finished", request_id=output.request_id, finish_reason=reason, stats=times)

@@ -128,6 +128,8 @@ class OutputProcessor:
             state.prompt_logprobs = [None, *(self._logprobs(entry) for entry in event.prompt_logprobs or ())]
         if event.pooled is not None:
             state.pooled = np.frombuffer(event.pooled.data, dtype="<f4").reshape(event.pooled.shape)
+        if event.scheduled is not None:
+            state.metrics.scheduled = min(event.scheduled, state.metrics.scheduled or event.scheduled)
         state.cached_tokens = max(state.cached_tokens, event.cached_tokens)
         for place, token in enumerate(event.token_ids):
             completion.token_ids.append(token)

@@ -45,11 +45,14 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of a request, in seconds of a monotonic clock: arrival, first token, last token."""
+    """Times of a request, in seconds of the system's monotonic clock: arrival, first scheduled (known when the request
+    has ended), first token, last token.
+    """
 
     arrival: float
     first_token: float | None = None
     last_token: float | None = None
+    scheduled: float | None = None
 
 
 @dataclass(slots=True)

@@ -113,6 +113,25 @@ def prepare(
     return Prepared(resolution, registry, hooks, tokenizer, generation_defaults(facts))
 
 
+def prepare_again(resolution: Resolution, *, tokenizes: bool = True) -> Prepared:
+    """Return what a further frontend of a decided engine needs: nothing is decided again.
+
+    Args:
+        tokenizes: whether it has a tokenizer.
+
+    Raises:
+        JackfieldError: the tokenizer cannot be read any more.
+    """
+    config, facts = resolution.config, resolution.facts
+    if config.is_user_set("log.level"):
+        logging.getLogger("jackfield").setLevel(config.log.level.upper())
+    registry = Registry.discover(config.plugins)
+    hooks = HookBus()
+    hooks.load(registry.refs("hooks"))
+    tokenizer = _tokenizer(config, facts) if tokenizes else None
+    return Prepared(resolution, registry, hooks, tokenizer, generation_defaults(facts))
+
+
 def check_room(config: EngineConfig, requests: int) -> None:
     """Refuse a request while as many live as may run and wait (``scheduler.max_waiting``).
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from jackfield.metrics.distributions import Distributions, FinishedRequest, empty
+from jackfield.metrics.histogram import HistogramData
 from jackfield.protocol import CoreCounters, EngineCoreOutput
+
+__all__ = ["EngineMetrics", "FinishedRequest", "MetricsCollector"]
 
 _logger = logging.getLogger("jackfield.metrics")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineMetrics:
-    """A snapshot. All but the last three are totals since the engine started and only grow; times are in seconds.
+    """A snapshot. All but the gauges in the last line are totals since the engine started and only grow; times are in
+    seconds.
 
     Args:
         finished: requests by finish reason (that of their first completion).
@@ -23,10 +29,14 @@ class EngineMetrics:
         prefix_queries, prefix_hits: tokens that were looked up in the prefix cache and found, counted again when a
             preempted request comes back.
         preemptions: how often a running request lost its place.
-        drafts_proposed, drafts_accepted: draft tokens that were verified and kept.
+        drafts_proposed, drafts_accepted: draft tokens that were verified and kept. draft_rounds: how often drafts of a
+            sequence were verified.
         first_tokens, first_token_seconds: finished requests that had a token, and the sum of their times to it.
         end_to_end_seconds: the sum of the times from arrival to last token, of the same requests.
-        running, waiting: requests now. free_blocks: of the KV cache, now.
+        histograms: how times and sizes are distributed, by name
+            (:data:`jackfield.metrics.distributions.BOUNDS`).
+        running, waiting: requests now. free_blocks: of the KV cache, now. cache_usage: part of its blocks that hold
+            something now, 0 to 1.
     """
 
     finished: Mapping[str, int] = field(default_factory=dict)
@@ -38,12 +48,15 @@ class EngineMetrics:
     preemptions: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    draft_rounds: int = 0
     first_tokens: int = 0
     first_token_seconds: float = 0.0
     end_to_end_seconds: float = 0.0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
+    cache_usage: float = 0.0
+    histograms: Mapping[str, HistogramData] = field(default_factory=empty)
 
     @property
     def prefix_hit_rate(self) -> float:
@@ -56,27 +69,22 @@ class EngineMetrics:
         return self.drafts_accepted / self.drafts_proposed if self.drafts_proposed else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
-    """What counts of a request that is over. Times are of a monotonic clock, None without a token."""
-
-    reason: str
-    prompt_tokens: int
-    cached_tokens: int
-    arrival: float
-    first_token: float | None
-    last_token: float | None
-
-
 class MetricsCollector:
-    """Counts. The first error of its own is logged and ends the counting."""
+    """Counts. The first error of its own is logged and ends the counting.
 
-    def __init__(self, free_blocks: int = 0) -> None:
+    Args:
+        free_blocks: of the KV cache, before the first request. per_token: fill the histograms of what lies between
+            tokens.
+    """
+
+    def __init__(self, free_blocks: int = 0, *, per_token: bool = True) -> None:
         self._finished: Counter[str] = Counter()
         self._prompt = self._cached = self._generated = self._first_tokens = 0
         self._first_seconds = self._whole_seconds = 0.0
         self._core = CoreCounters()
+        self._blocks = free_blocks
         self._gauges = (0, 0, free_blocks)
+        self._distributions = Distributions(per_token=per_token)
         self._broken = False
 
     def step(self, output: EngineCoreOutput) -> None:
@@ -104,16 +112,20 @@ class MetricsCollector:
             preemptions=self._core.preemptions,
             drafts_proposed=self._core.drafts_proposed,
             drafts_accepted=self._core.drafts_accepted,
+            draft_rounds=self._core.draft_rounds,
             first_tokens=self._first_tokens,
             first_token_seconds=self._first_seconds,
             end_to_end_seconds=self._whole_seconds,
             running=running,
             waiting=waiting,
             free_blocks=free_blocks,
+            cache_usage=1.0 - free_blocks / self._blocks if self._blocks else 0.0,
+            histograms=self._distributions.data(),
         )
 
     def _count_step(self, output: EngineCoreOutput) -> None:
         self._generated += sum(len(event.token_ids) for event in output.events)
+        self._distributions.step(output, time.monotonic())
         if output.counters is not None:
             self._core = output.counters
             self.now(output.running, output.waiting, output.free_blocks)
@@ -126,6 +138,7 @@ class MetricsCollector:
             self._first_tokens += 1
             self._first_seconds += request.first_token - request.arrival
             self._whole_seconds += request.last_token - request.arrival
+        self._distributions.finish(request)
 
     def _guard(self, count: Callable[[], None]) -> None:
         if self._broken:

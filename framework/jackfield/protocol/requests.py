@@ -103,7 +103,8 @@ class CoreEvent(msgspec.Struct):
         logprobs: one entry per new token, or None. prompt_logprobs: one
             entry for each prompt token but the first, with the first output token. cached_tokens: prompt tokens found
             in the prefix cache. error:
-            text of an error that ended it. pooled: the result of a pooling request.
+            text of an error that ended it. pooled: the result of a pooling request. scheduled: when
+            it was given its first tokens (seconds of the system's monotonic clock), with the event that ends it.
     """
 
     request_id: str
@@ -115,6 +116,7 @@ class CoreEvent(msgspec.Struct):
     cached_tokens: int = 0
     error: str = ""
     pooled: PooledResult | None = None
+    scheduled: float | None = None
 
 
 class CoreCounters(msgspec.Struct):
@@ -122,7 +124,8 @@ class CoreCounters(msgspec.Struct):
 
     Args:
         preemptions: running requests that lost their place. prefix_queries, prefix_hits: prompt tokens looked up in the
-            prefix cache, and found. drafts_proposed, drafts_accepted: draft tokens verified, and kept.
+            prefix cache, and found. drafts_proposed, drafts_accepted: draft tokens verified, and kept. draft_rounds:
+            how often drafts of a sequence were verified.
     """
 
     preemptions: int = 0
@@ -130,10 +133,13 @@ class CoreCounters(msgspec.Struct):
     prefix_hits: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    draft_rounds: int = 0
 
 
 class EngineCoreOutput(msgspec.Struct):
-    """All events of one step, in batch order, changes of the prefix cache, and counters for metrics."""
+    """All events of one step, in batch order, changes of the prefix cache, and counters for metrics. ``tokens`` were
+    computed in it.
+    """
 
     events: list[CoreEvent]
     running: int = 0
@@ -141,3 +147,4 @@ class EngineCoreOutput(msgspec.Struct):
     free_blocks: int = 0
     kv_events: list[CacheEvent] = []
     counters: CoreCounters | None = None
+    tokens: int = 0

@@ -95,7 +95,7 @@ class HookBus:
         known = {entry.name for entry in listeners}
         if unknown := sorted(set(allowed) - known):
             refs = [PluginRef("hooks", name, "", "", "") for name in sorted(known)]
-            raise unknown_names_error({"server.route_plugins": unknown}, refs)
+            raise unknown_names_error({"server.allow_routes": unknown}, refs)
         self._call(ROUTES, [entry for entry in listeners if entry.name in allowed], {"app": app})
 
     def _add(self, listener: object, name: str, owner: str) -> None:

@@ -12,8 +12,8 @@ holds is freed only when the last step that may touch it has been accounted.
 
 from __future__ import annotations
 
-import heapq
 import logging
+import time
 from copy import copy
 from typing import Any
 
@@ -35,8 +35,9 @@ from jackfield.protocol import (
 from jackfield.protocol.requests import PooledResult, TokenLogprobs
 from jackfield.scheduler.draft import PlanDraft, SchedulerLimits
 from jackfield.scheduler.ends import end_of, ended
-from jackfield.scheduler.order import Key, sort_key
+from jackfield.scheduler.order import sort_key
 from jackfield.scheduler.table import Sequence, SlotTable
+from jackfield.scheduler.waiting import WaitingQueue
 
 Ints = npt.NDArray[np.int32]
 
@@ -56,7 +57,7 @@ class Scheduler:
         self._policy = policy
         self._table = SlotTable(limits.max_num_seqs, limits.max_model_len + limits.num_drafts)
         self._table.ensure_drafts(limits.num_drafts)
-        self._waiting: list[tuple[Key, int, Sequence]] = []
+        self._waiting = WaitingQueue()
         self._sequences: dict[str, Sequence] = {}
         self._by_slot: list[Sequence | None] = [None] * limits.max_num_seqs
         self._running: list[int] = []
@@ -66,7 +67,6 @@ class Scheduler:
         self._step = 0
         self._retired = -1
         self._last_work = -1
-        self._tickets = 0
         self.counters = CoreCounters()
         self.paused = False
         """While set, plans are empty: what is in flight ends, requests stay where they are."""
@@ -90,7 +90,7 @@ class Scheduler:
         hasher = BlockHasher(self.cache.block_size, request.cache_salt, request.adapter, features)
         sequence = Sequence(request, key, hasher)
         self._sequences[request.request_id] = sequence
-        self._push(sequence)
+        self._waiting.push(sequence)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; returns False when it is unknown or already over."""
@@ -220,17 +220,14 @@ class Scheduler:
         self.counters.preemptions += 1
         self._leave(slot)
         sequence.slot = -1
-        self._push(sequence)
+        self._waiting.push(sequence)
 
     def _admit_waiting(self, draft: PlanDraft) -> None:
-        while self._waiting and self._free_slots and draft.budget > 0:
-            sequence = self._waiting[0][2]
-            if sequence.aborted:
-                heapq.heappop(self._waiting)
-                continue
-            if not self._admit(sequence, draft):
+        while self._free_slots and draft.budget > 0:
+            sequence = self._waiting.first()
+            if sequence is None or not self._admit(sequence, draft):
                 return
-            heapq.heappop(self._waiting)
+            self._waiting.pop()
 
     def _admit(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Give a waiting sequence a slot and its first tokens; False when there is no room for it now."""
@@ -253,6 +250,7 @@ class Scheduler:
         self._table.computed[slot] = hit.tokens
         if sequence.cached < 0:
             sequence.cached = hit.tokens
+            sequence.scheduled = time.monotonic()
         if self.cache.caching and not sequence.wants_whole:
             self.counters.prefix_queries += len(tokens)
             self.counters.prefix_hits += hit.tokens
@@ -342,6 +340,7 @@ class Scheduler:
             self.cache.pool.num_free,
             self.cache.take_events(),
             copy(self.counters),
+            plan.num_tokens,
         )
 
     def _account(self, plan: SchedulerOutput, rows: Ints, tokens: Ints, result: ModelRunnerOutput) -> list[CoreEvent]:
@@ -376,7 +375,8 @@ class Scheduler:
         self._publish(np.array([slot], dtype=np.int32))
         del self._sequences[name]
         self._leave(slot)
-        return CoreEvent(name, [], FinishReason.STOP, cached_tokens=max(0, sequence.cached), pooled=pooled)
+        cached, scheduled = max(0, sequence.cached), sequence.scheduled
+        return CoreEvent(name, [], FinishReason.STOP, cached_tokens=cached, pooled=pooled, scheduled=scheduled)
 
     def _fail(self, slot: int, why: str) -> CoreEvent:
         """End a request that cannot go on."""
@@ -415,6 +415,7 @@ class Scheduler:
         request = self._sequence(slot).request
         event.finish, event.stop_reason = end_of(self._table, slot, event.token_ids[-1], request.eos_token_ids)
         event.cached_tokens = max(0, self._sequence(slot).cached)
+        event.scheduled = self._sequence(slot).scheduled
         self._publish(np.array([slot], dtype=np.int32))
         del self._sequences[request.request_id]
         self._leave(slot)
@@ -425,6 +426,7 @@ class Scheduler:
         self._table.computed[slots] -= (drafts - accepted)[alive]
         self._table.known[slots] += accepted[alive]
         self.counters.drafts_proposed += int(drafts[alive].sum())
+        self.counters.draft_rounds += int((drafts[alive] > 0).sum())
         self.counters.drafts_accepted += int(accepted[alive].sum())
 
     def _take_drafts(self, rows: Ints, alive: npt.NDArray[np.bool_], drafts: Ints | None) -> None:
@@ -480,10 +482,6 @@ class Scheduler:
         sequence = self._by_slot[slot]
         assert sequence is not None, f"slot {slot} is empty"
         return sequence
-
-    def _push(self, sequence: Sequence) -> None:
-        self._tickets += 1
-        heapq.heappush(self._waiting, (sequence.key, self._tickets, sequence))
 
     def check_idle(self) -> None:
         """Raise AssertionError unless nothing is held while nothing lives."""

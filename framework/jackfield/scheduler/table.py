@@ -30,7 +30,8 @@ class Sequence:
     Args:
         request: as it came in. key: of the policy. hasher: of its blocks. output: tokens generated before a
             preemption. slot: while it runs, else -1.
-        cached: prompt tokens found in the prefix cache at first admission. preemptions: how often it lost its slot.
+        cached: prompt tokens found in the prefix cache at first admission. scheduled: time of that.
+        preemptions: how often it lost its slot.
         scores: log probabilities of prompt tokens, as far as they are known.
     """
 
@@ -40,6 +41,7 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     slot: int = -1
     cached: int = -1
+    scheduled: float | None = None
     preemptions: int = 0
     aborted: bool = False
     scores: list[TokenLogprobs] = field(default_factory=list)

@@ -69,7 +69,7 @@ def test_pause_resume_abort_and_metrics(model: str, overlapped: bool) -> None:
 def test_a_dead_engine_answers_a_pause_with_an_error(model: str) -> None:
     async def test(llm: AsyncLLM) -> None:
         await llm.pause()
-        llm._client.process.kill()
+        llm._host.process.kill()
         with pytest.raises(EngineDeadError):
             await llm.resume()
         with pytest.raises(EngineDeadError):

@@ -349,7 +349,7 @@ class Engine:
             assert (counts <= setup.threshold).all()
         names = [new.request_id for new in plan.new]
         self.admitted += names
-        waiting = [entry[0] for entry in self.scheduler._waiting if not entry[2].aborted]
+        waiting = list(self.scheduler._waiting.keys())
         if names and waiting:
             assert max(self.keys[name] for name in names) <= min(waiting), "somebody was overtaken"
 

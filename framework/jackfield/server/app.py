@@ -1,0 +1,44 @@
+"""The server as an ASGI application."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI
+
+from jackfield import __version__
+from jackfield.config import EngineConfig
+from jackfield.server import errors
+from jackfield.server.chat import check_template
+from jackfield.server.engine_view import Engine
+from jackfield.server.openai.chat import router as chat_router
+from jackfield.server.openai.completions import router as completions_router
+from jackfield.server.openai.models import router as models_router
+from jackfield.server.openai.status import router as status_router
+from jackfield.server.openai.tokenize import router as tokenize_router
+from jackfield.server.plugin_routes import add_plugin_routes
+from jackfield.server.state import make_state
+
+ROUTERS: tuple[APIRouter, ...] = (
+    chat_router,
+    completions_router,
+    models_router,
+    tokenize_router,
+    status_router,
+)
+"""All routes of the core. Another API is one more line here."""
+
+
+def build_app(engine: Engine, config: EngineConfig) -> FastAPI:
+    """Return the application that serves ``engine``.
+
+    Raises:
+        ConfigError: the chat template cannot be read, or ``server.allow_routes`` names an unknown plugin.
+        PluginError: a plugin's route would hide one of the core.
+    """
+    app = FastAPI(title="Jackfield", version=__version__, root_path=config.server.root_path)
+    app.state.jackfield = make_state(engine, config)
+    errors.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    add_plugin_routes(app, engine, config.server.allow_routes, ROUTERS)
+    check_template(app.state.jackfield)
+    return app
