@@ -1,8 +1,9 @@
 """Times products of few rows on a CUDA device: torch's, and a sweep of launches of the Triton kernel.
 
-``python benchmarks/gpu_dense.py [--only TEXT] [--rows 1 2 ...]``: one JSON object per matrix and number of rows, then a
-table. Work is recorded into a graph that goes through copies of the weight which together exceed the second-level
-cache; times are medians of replays, launches of a graph's nodes included. Bytes are those of the weight.
+``python benchmarks/gpu_dense.py [--only TEXT] [--rows 1 2 ...] [--fp8]``: one JSON object per matrix and number of
+rows, then a table. With ``--fp8`` weights are 8-bit floats, and torch's product includes quantizing the rows. Work is
+recorded into a graph that goes through copies of the weight which together exceed the second-level cache; times are
+medians of replays, launches of a graph's nodes included. Bytes are those of the weight.
 
 Legend: T rows of activations, I inputs, O outputs.
 """
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from jackfield_quantization.fp8_kernels import quantize_tokens
 from jackfield_quantization.triton_dense_launch import padded_rows, skinny_product
 from jackfield_quantization.triton_dense_plan import FEW_ROWS, SkinnyShape, filled, skinny_shape
 
@@ -56,6 +58,23 @@ PLAIN = [
     (SkinnyShape(4, 1024, 0, 4, 1, False), 8),
     (SkinnyShape(4, 512, 0, 2, 1, False), 8),
 ]
+NARROW = [
+    (SkinnyShape(8, 1024, 0, 4, 3, False), 2),
+    (SkinnyShape(4, 2048, 0, 4, 3, False), 2),
+    (SkinnyShape(4, 1024, 0, 4, 4, False), 4),
+    (SkinnyShape(8, 512, 0, 4, 6, False), 4),
+    (SkinnyShape(8, 512, 0, 2, 4, False), 8),
+    (SkinnyShape(4, 1024, 0, 2, 4, False), 8),
+    (SkinnyShape(2, 2048, 0, 4, 4, False), 8),
+    (SkinnyShape(2, 2048, 0, 2, 4, False), 8),
+    (SkinnyShape(16, 256, 0, 4, 5, False), 4),
+    (SkinnyShape(8, 1024, 0, 8, 3, False), 2),
+    (SkinnyShape(16, 1024, 0, 8, 3, False), 1),
+    (SkinnyShape(8, 2048, 0, 8, 3, False), 1),
+    (SkinnyShape(2, 4096, 0, 4, 1, False), 8),
+    (SkinnyShape(1, 4096, 0, 4, 1, False), 8),
+]
+"""Further launches to try for 8-bit weights of one row."""
 MATRIX = [
     (SkinnyShape(64, 128, 0, 4, 4, True), 2),
     (SkinnyShape(64, 256, 0, 4, 3, True), 1),
@@ -77,18 +96,19 @@ class Case:
     out: torch.Tensor
     counters: torch.Tensor
     cores: int
+    scale: torch.Tensor | None = None
 
     def launches(self) -> list[SkinnyShape]:
         """Return the launches to try, the one that is chosen first (if one is); none twice."""
         rows, (_, outputs, inputs) = len(self.x), self.weights.shape
-        listed = (PLAIN if rows <= FEW_ROWS else []) + MATRIX
+        listed = (PLAIN if rows <= FEW_ROWS else []) + (NARROW if rows == 1 and self.scale is not None else []) + MATRIX
         found = [filled(s, outputs, inputs, self.cores, fill) for s, fill in listed if sums(rows, s) <= MOST_SUMS]
         chosen = skinny_shape(rows, outputs, inputs, self.cores)
         return list(dict.fromkeys(found if chosen is None else [chosen, *found]))
 
     def launch(self, shape: SkinnyShape, copy: int = 0) -> torch.Tensor:
         """Multiply with one copy."""
-        return skinny_product(self.x, self.weights[copy], None, self.out, shape, self.counters)
+        return skinny_product(self.x, self.weights[copy], None, self.out, shape, self.counters, scale_O=self.scale)
 
     def seconds(self, work: Callable[[int], Any]) -> float:
         """Return median seconds of ``work`` on one copy."""
@@ -103,19 +123,38 @@ class Case:
 
     def torch_seconds(self) -> float:
         """Return seconds of torch's product."""
-        return self.seconds(lambda copy: F.linear(self.x, self.weights[copy]))
+        return self.seconds(self._torch)
+
+    def _torch(self, copy: int) -> torch.Tensor:
+        return (
+            F.linear(self.x, self.weights[copy])
+            if self.scale is None
+            else scaled(self.x, self.weights[copy], self.scale)
+        )
+
+    def wanted(self) -> torch.Tensor:
+        """Return the product with the first copy, in float64."""
+        weight = self.weights[0].double() if self.scale is None else self.weights[0].double() * self.scale.unsqueeze(-1)
+        return self.x.double() @ weight.t()
 
     def try_launch(self, shape: SkinnyShape) -> float | str:
         """Return seconds, or what is wrong."""
         try:
             self.out.fill_(math.nan)
-            wanted = F.linear(self.x, self.weights[0]).double()
+            wanted = self.wanted()
             error = float((self.launch(shape).double() - wanted).norm() / wanted.norm())
             if not error < TOLERANCE:
                 return f"wrong: relative error {error:.2e}"
             return self.seconds(partial(self.launch, shape))
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:200]
+
+
+def scaled(x_TI: torch.Tensor, weight_OI: torch.Tensor, scale_O: torch.Tensor) -> torch.Tensor:
+    """Return torch's product of rows that are quantized first."""
+    rows = quantize_tokens(x_TI)
+    scales = {"scale_a": rows.scales.unsqueeze(-1), "scale_b": scale_O.unsqueeze(0)}
+    return torch._scaled_mm(rows.values, weight_OI.t(), **scales, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def sums(rows: int, shape: SkinnyShape) -> int:
@@ -136,33 +175,38 @@ def replayed(graph: torch.cuda.CUDAGraph) -> float:
     return sorted(float(start.elapsed_time(stop)) for start, stop in events)[REPLAYS // 2] / 1e3
 
 
-def cases(only: str, counts: list[int], most: int = MOST_COPIES) -> Iterator[Case]:
+def cases(only: str, counts: list[int], most: int = MOST_COPIES, *, fp8: bool = False) -> Iterator[Case]:
     """Yield the cases whose name contains ``only``; the copies of a matrix are shared by its cases."""
     cores = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     for name, (outputs, inputs) in MATRICES.items():
         if only not in name:
             continue
-        copies = min(most, max(2, -(-CACHED_BYTES // (2 * outputs * inputs))))
+        copies = min(most, max(2, -(-CACHED_BYTES // ((1 if fp8 else 2) * outputs * inputs))))
         weights = torch.empty(copies, outputs, inputs, dtype=torch.bfloat16, device=DEVICE).normal_()
+        scale = torch.rand(outputs, device=DEVICE) + 0.5 if fp8 else None
+        weights = weights.to(torch.float8_e4m3fn) if fp8 else weights
         counters = torch.zeros(outputs, dtype=torch.int32, device=DEVICE)
         for rows in counts:
             x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=DEVICE)
-            yield Case(name, x, weights, x.new_empty(rows, outputs), counters, cores)
+            yield Case(name, x, weights, x.new_empty(rows, outputs), counters, cores, scale)
 
 
-def compile_all(only: str, counts: list[int]) -> int:
+def compile_all(only: str, counts: list[int], *, fp8: bool) -> int:
     """Launch everything once, in parallel, so that compilers run side by side; return how many launches."""
 
     def first(case: Case, shape: SkinnyShape) -> None:
         torch.cuda.set_device(DEVICE)
         case.out = torch.empty_like(case.out)
         try:
-            skinny_product(case.x, case.weights[0], None, case.out, shape, torch.zeros_like(case.counters))
+            counters = torch.zeros_like(case.counters)
+            skinny_product(case.x, case.weights[0], None, case.out, shape, counters, scale_O=case.scale)
         except Exception as error:
             print(json.dumps({"launch": str(shape), "error": f"{type(error).__name__}: {error}"[:200]}), flush=True)
 
     with ThreadPoolExecutor(12) as pool:
-        done = [pool.submit(first, case, shape) for case in cases(only, counts, 1) for shape in case.launches()]
+        done = [
+            pool.submit(first, case, shape) for case in cases(only, counts, 1, fp8=fp8) for shape in case.launches()
+        ]
         for item in done:
             item.result()
     torch.cuda.synchronize()
@@ -211,14 +255,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="only matrices whose name contains this text")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--fp8", action="store_true", help="weights of 8-bit floats")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     start = time.monotonic()
-    launches = compile_all(arguments.only, arguments.rows)
+    launches = compile_all(arguments.only, arguments.rows, fp8=arguments.fp8)
     head = {"device": torch.cuda.get_device_name(DEVICE), "torch": torch.__version__, "launches": launches}
     print(json.dumps(head | {"compile_s": round(time.monotonic() - start, 1)}), flush=True)
     rows = []
-    for case in cases(arguments.only, arguments.rows):
+    for case in cases(arguments.only, arguments.rows, fp8=arguments.fp8):
         rows.append(measure(case))
         print(json.dumps(rows[-1]), flush=True)
     print(table(rows))

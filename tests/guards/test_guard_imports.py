@@ -17,6 +17,7 @@ SLACK = 4.0
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf", "numba", "triton")
 LIGHT_PARTS = ("errors", "interfaces", "config", "protocol", "checkpoint", "sources", "registry", "oracle", "cli")
 PLUGINS_MAY_USE = (
+    "jackfield_native",
     "jackfield_triton",
     "jackfield.interfaces",
     "jackfield.layers",

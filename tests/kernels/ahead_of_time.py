@@ -19,14 +19,22 @@ from paged_case import Case, Shape, attend, limits_of, make_case
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jackfield.interfaces import OPS, AttentionBackend, DeviceFacts, OpRequest
+from jackfield.interfaces import OPS, QUANTIZING_OPS, AttentionBackend, DeviceFacts, OpRequest
 from jackfield.interfaces.plugin import Settings
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
 from jackfield_attention.triton_backend import TritonBackend
 from jackfield_ops.triton_ops import TritonOps
+from jackfield_quantization.fp8_kernels import quantize_tokens, rescale
 
-POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int64": "*i64"}
+POINTERS = {
+    "bfloat16": "*bf16",
+    "float16": "*fp16",
+    "float32": "*fp32",
+    "int32": "*i32",
+    "int64": "*i64",
+    "float8_e4m3fn": "*fp8e4nv",
+}
 WAIT = "griddepcontrol.wait"
 LOAD = re.compile(r"\b(ld\.global|cp\.async\.c[ag]\.)")
 STORE = re.compile(r"\b(st\.global|red\.|atom\.)")
@@ -118,8 +126,10 @@ def launch_ops(pdl: bool) -> None:
         "rms_norm": (x, weight, 1e-6),
         "fused_add_rms_norm": (x, x, weight, 1e-6),
         "rotary": (x.view(4, 32, 128), angles_of(4, 128)),
+        "rms_norm_quant": (x, weight, 1e-6),
+        "fused_add_rms_norm_quant": (x, x, weight, 1e-6),
     }
-    for op in OPS:
+    for op in (*OPS, *QUANTIZING_OPS):
         TritonOps.build(op, OpRequest(kind=op, device=device), settings)(*arguments.get(op, (x,)))
     norm = TritonOps.build("rms_norm", OpRequest(kind="rms_norm", device=device), settings)
     norm(x.view(4, 32, 128), weight[:128], 1e-6)
@@ -142,6 +152,16 @@ def launch_attention(size: int, block: int, dtype: str = "bfloat16", pdl: bool =
         launch_case(TritonBackend, decode, pdl)
     launch_case(TritonBackend, Shape([1, 70], [200, 90], **sizes), pdl)
     launch_case(TritonBackend, Shape([3, 3], [200, 90], **sizes), pdl)
+
+
+def launch_fp8() -> None:
+    """Launch what products of 8-bit floats need besides the library's; the tensors are on no device, so nothing
+    overlaps.
+    """
+    x = torch.ones(4, 4096, dtype=torch.bfloat16)
+    rows = quantize_tokens(x)
+    for bias in (None, x[0]):
+        rescale(x, rows.scales, torch.ones(4096), bias)
 
 
 def launch_moves(block: int, pdl: bool) -> None:
@@ -170,6 +190,8 @@ def main(capability: int) -> None:
     triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
     for compiler.label, pdl in (("ops", True), ("ops, apart", False)):
         launch_ops(pdl)
+    compiler.label = "fp8, apart"
+    launch_fp8()
     for compiler.label, block, pdl in (("moves", 64, True), ("moves, small", 16, True), ("moves, apart", 64, False)):
         launch_moves(block, pdl)
     attention: dict[str, dict[str, Any]] = {

@@ -16,10 +16,13 @@ SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have on capability 9.0."""
 KERNELS = {
     *("rms_norm_kernel", "fused_add_rms_norm_kernel", "gated_kernel", "rotary_kernel"),
+    *("gated_quant_kernel", "quantize_kernel", "rescale_kernel"),
     *("write_kernel", "gather_kernel", "qk_norm_rope_write_kernel", "decode_kernel", "prefill_kernel"),
 }
 
-OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"}
+ALONE = {"quantize_kernel", "rescale_kernel"}
+"""Kernels that learn from their tensors' device whether they overlap."""
+OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"} - ALONE
 """Kernels of a decode step."""
 WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel"}
 """Those that read something before they wait."""

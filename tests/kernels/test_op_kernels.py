@@ -8,7 +8,7 @@ import pytest
 import torch
 from op_checks import draw, near, norm_views, same_rotation
 
-from jackfield.interfaces import OPS, DeviceFacts, OpRequest
+from jackfield.interfaces import OPS, QUANTIZING_OPS, DeviceFacts, OpRequest, QuantizedActivation
 from jackfield.interfaces.plugin import Settings
 from jackfield.layers.functional import REFERENCES
 from jackfield_ops.triton_launch import row_tile
@@ -17,7 +17,7 @@ from jackfield_ops.triton_ops import TritonOps
 # The interpreter computes with numpy, which warns where a device would not.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-BUILT = {op: TritonOps.build(op, OpRequest(kind=op), Settings()) for op in OPS}
+BUILT = {op: TritonOps.build(op, OpRequest(kind=op), Settings()) for op in (*OPS, *QUANTIZING_OPS)}
 
 
 @DTYPES
@@ -56,6 +56,42 @@ def test_gated_activations(op: str, dtype: torch.dtype, width: int) -> None:
 def test_gated_activations_of_large_values(op: str) -> None:
     x = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]])
     torch.testing.assert_close(BUILT[op](x), REFERENCES[op](x))
+
+
+def same_rows(found: QuantizedActivation, wanted: QuantizedActivation) -> bool:
+    """Return whether two quantizations are one but for steps of the type, where a number lies between two neighbours.
+    The interpreter loses the carry where rounding ends at a power of two, and cuts off where numbers are smaller than
+    the normal ones; a device does neither, which is tested there.
+    """
+    torch.testing.assert_close(found.scales, wanted.scales, rtol=1e-5, atol=0)
+    ours, theirs = found.values.float(), wanted.values.float()
+    carried = (wanted.values.view(torch.uint8) & 7) == 0
+    apart = (ours - theirs).abs()[~carried]
+    steps = (theirs.abs() / 8).clamp_min(2.0**-8)[~carried]
+    normal = theirs.abs()[~carried] >= 2.0**-6
+    return bool((apart <= steps).all()) and float((apart[normal] > 0).float().mean()) < 0.005
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["matrix", "rows of a wider matrix", "one row"])
+def test_norms_that_quantize(name: str, dtype: torch.dtype) -> None:
+    x = norm_views(dtype, "cpu")[name]
+    residual, weight = draw(*x.shape, dtype=dtype, seed=3), draw(x.shape[-1], dtype=dtype, seed=2)
+    arguments = (x, weight, 1e-6)
+    assert same_rows(BUILT["rms_norm_quant"](*arguments), REFERENCES["rms_norm_quant"](*arguments))
+    found, total = BUILT["fused_add_rms_norm_quant"](x, residual, weight, 1e-6)
+    wanted, wanted_total = REFERENCES["fused_add_rms_norm_quant"](x, residual, weight, 1e-6)
+    assert same_rows(found, wanted) and torch.equal(total, wanted_total)
+
+
+@DTYPES
+@pytest.mark.parametrize("op", ["silu_and_mul_quant", "gelu_and_mul_quant", "gelu_tanh_and_mul_quant"])
+@pytest.mark.parametrize("width", [16, 40, 1500])
+def test_gated_activations_that_quantize(op: str, dtype: torch.dtype, width: int) -> None:
+    x = draw(6, 2 * width, dtype=dtype)
+    assert same_rows(BUILT[op](x), REFERENCES[op](x))
+    rows = torch.cat((x, x), 1)[:, : 2 * width]
+    assert same_rows(BUILT[op](rows), REFERENCES[op](x))
 
 
 @DTYPES

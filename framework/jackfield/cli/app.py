@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from jackfield.cli import chat, config_show, explain, generate, plugins, pull, serve, version
+from jackfield.cli import chat, config_show, explain, generate, plugins, pull, run_batch, serve, version
+from jackfield.cli.bench import bench_app
 
-COMMANDS_WITH_ENGINE = ("generate", "chat", "serve", "explain", "plugins check", "plugins", "config show")
+COMMANDS_WITH_ENGINE = (
+    *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch"),
+    *("explain", "plugins check", "plugins", "config show"),
+)
 """Commands that take engine flags; longer names first."""
 
 _HELP = """Run large language models; every part that differs is a plugin.
@@ -21,6 +25,8 @@ def build_app(*, with_flags_help: bool = False) -> App:
     app.command(generate.generate, name="generate", help_epilogue=epilogue)
     app.command(chat.chat, name="chat", help_epilogue=epilogue)
     app.command(serve.serve, name="serve", help_epilogue=epilogue)
+    app.command(bench_app(epilogue))
+    app.command(run_batch.run_batch, name="run-batch", help_epilogue=epilogue)
     app.command(pull.pull, name="pull")
     app.command(explain.explain, name="explain", help_epilogue=epilogue)
     app.command(_plugins_app(epilogue))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -12,10 +13,15 @@ from jackfield.cli.sampling import SamplingFlags
 
 _NOTHING = SamplingFlags()
 
+Messages = list[dict[str, str]]
+Answer = Callable[[Messages], str]
+"""Prints the answer to a conversation and returns its text."""
+
 
 def chat(
-    model: str,
+    model: str | None = None,
     *,
+    url: str | None = None,
     message: str | None = None,
     system: str | None = None,
     sampling: SamplingFlags = _NOTHING,
@@ -26,41 +32,83 @@ def chat(
     Parameters
     ----------
     model
-        A folder, a file, hf:ORG/NAME or pypi:NAME.
+        A folder, a file, hf:ORG/NAME or pypi:NAME. With a URL: its name there; the server's first one when not given.
+    url
+        Talk with a server that runs already; its key is `--api-key` or JACKFIELD_API_KEY.
     message
         Ask this, print the answer, and end.
     system
         A message that tells the model how to answer.
     """
-    from jackfield.cli.engine import open_engine
-
-    config = engine.config(model)
-    llm = open_engine(config)
-    params = sampling.params(llm)
     messages = [{"role": "system", "content": system}] if system else []
-    if message is not None:
-        _turn(llm, messages, message, params)
-    else:
-        _talk(llm, messages, params)
+    if url is not None:
+        return _with_server(url, model, engine, sampling, messages, message)
+    _converse(_answers_here(model, engine, sampling), messages, message)
     return 0
 
 
-def _talk(llm: Any, messages: list[dict[str, str]], params: Any) -> None:
+def _answers_here(model: str | None, engine: EngineFlags, sampling: SamplingFlags) -> Answer:
+    from jackfield.cli.engine import open_engine
+    from jackfield.cli.output import Clock, stream_text, tell
+
+    llm = open_engine(engine.config(model))
+    params = sampling.params(llm)
+
+    def answer(messages: Messages) -> str:
+        clock = Clock()
+        text, tokens = stream_text(llm.stream(messages, params))
+        tell(f"{clock.line(tokens)} · {llm.report.summary()}")
+        return text
+
+    return answer
+
+
+def _with_server(
+    url: str, model: str | None, engine: EngineFlags, sampling: SamplingFlags, messages: Messages, message: str | None
+) -> int:
+    import asyncio
+
+    from jackfield.cli.remote import key_of_flags
+    from jackfield.client.connection import Connection
+
+    connection = Connection(url, api_key=key_of_flags(engine))
+    with asyncio.Runner() as runner:
+        try:
+            name = runner.run(connection.model(model))
+            _converse(lambda talk: _answer_there(runner, connection, name, talk, sampling.fields()), messages, message)
+        finally:
+            runner.run(connection.close())
+    return 0
+
+
+def _answer_there(runner: Any, connection: Any, model: str, messages: Messages, fields: dict[str, Any]) -> str:
+    from jackfield.cli.output import Clock, tell
+    from jackfield.client.chat import stream_answer
+
+    clock = Clock()
+    text, tokens = runner.run(stream_answer(connection, model, messages, fields, _show))
+    print()
+    tell(f"{clock.line(tokens)} · {model} at {connection.url}")
+    return str(text)
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _converse(answer: Answer, messages: Messages, message: str | None) -> None:
+    """Answer one message, or what is asked until there is nothing more."""
+    if message is not None:
+        messages.append({"role": "user", "content": message})
+        answer(messages)
+        return
     while question := _ask():
-        _turn(llm, messages, question, params)
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer(messages)})
 
 
 def _ask() -> str:
     sys.stderr.write("> ")
     sys.stderr.flush()
     return sys.stdin.readline().strip()
-
-
-def _turn(llm: Any, messages: list[dict[str, str]], question: str, params: Any) -> None:
-    from jackfield.cli.output import Clock, stream_text, tell
-
-    messages.append({"role": "user", "content": question})
-    clock = Clock()
-    answer, tokens = stream_text(llm.stream(messages, params))
-    messages.append({"role": "assistant", "content": answer})
-    tell(f"{clock.line(tokens)} · {llm.report.summary()}")

@@ -14,12 +14,28 @@ from jackfield.config.reference import render_reference as render_config
 
 def commands() -> dict[str, Any]:
     """Return the functions of all commands by name (``plugins check``)."""
-    from jackfield.cli import chat, config_show, explain, generate, plugins, pull, serve, version
+    from jackfield.cli import (
+        bench_offline,
+        bench_serve,
+        chat,
+        config_show,
+        explain,
+        generate,
+        plugins,
+        pull,
+        run_batch,
+        serve,
+        version,
+    )
 
     return {
         "generate": generate.generate,
         "chat": chat.chat,
         "serve": serve.serve,
+        "bench serve": bench_serve.serve,
+        "bench latency": bench_offline.latency,
+        "bench throughput": bench_offline.throughput,
+        "run-batch": run_batch.run_batch,
         "pull": pull.pull,
         "explain": explain.explain,
         "plugins": plugins.list_plugins,

@@ -36,6 +36,10 @@ class SamplingFlags:
             chosen["stop"] = list(chosen["stop"])
         return chosen
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request to a server, whose own defaults hold for the rest."""
+        return {"max_tokens": _MAX_TOKENS, **self.given()}
+
     def params(self, llm: Any) -> Any:
         """Return SamplingParams: the model's defaults, then the configuration's, then the flags that were set."""
         defaults = {"max_tokens": _MAX_TOKENS, **llm.sampling_defaults}

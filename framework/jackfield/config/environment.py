@@ -1,7 +1,7 @@
 """The environment, read here and nowhere else.
 
-``JACKFIELD_SECTION__FIELD`` sets a field, ``JACKFIELD_CONFIG`` names a configuration file and ``JACKFIELD_CACHE`` the
-folder of the model cache.
+``JACKFIELD_SECTION__FIELD`` sets a field, ``JACKFIELD_CONFIG`` names a configuration file, ``JACKFIELD_CACHE`` the
+folder of the model cache, and ``JACKFIELD_API_KEY`` the key that a server asks for and clients of one send.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jackfield.errors import did_you_mean
 PREFIX = "JACKFIELD_"
 CONFIG_FILE = "JACKFIELD_CONFIG"
 CACHE_FOLDER = "JACKFIELD_CACHE"
+API_KEY = "JACKFIELD_API_KEY"
 
 
 @dataclass(slots=True)
@@ -32,6 +33,11 @@ class Variables:
 def process_environment() -> Mapping[str, str]:
     """Return the environment of this process."""
     return os.environ
+
+
+def client_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the key that clients send to servers, or None."""
+    return (process_environment() if environ is None else environ).get(API_KEY) or None
 
 
 def variable_name(dotted: str) -> str:
@@ -65,6 +71,9 @@ def _read(name: str, value: str, result: Variables) -> None:
     if name == CACHE_FOLDER:
         result.values.setdefault("model.download_dir", given(value or None, origin))
         return
+    if name == API_KEY:
+        result.values.setdefault("server.api_key", given((value,) if value else (), origin))
+        return
     dotted = name.removeprefix(PREFIX).lower().replace("__", ".")
     if isinstance(schema.parse(dotted), Problem):
         result.problems.append(_unknown(name, value, origin))
@@ -75,7 +84,9 @@ def _read(name: str, value: str, result: Variables) -> None:
 def _unknown(name: str, value: str, origin: Origin) -> Problem:
     known = {variable_name(".".join(leaf.path)): leaf.flat for leaf in schema.leaves()}
     short = [variable for variable, flat in known.items() if flat and PREFIX + flat.upper() == name]
-    remedy = f"did you mean '{short[0]}'?" if short else did_you_mean(name, [*known, CONFIG_FILE, CACHE_FOLDER])
+    remedy = (
+        f"did you mean '{short[0]}'?" if short else did_you_mean(name, [*known, CONFIG_FILE, CACHE_FOLDER, API_KEY])
+    )
     remedy = remedy or "unset it; settings are JACKFIELD_SECTION__FIELD"
     return Problem(name, f"the environment variable {name} is not a setting", value, remedy, origin)
 

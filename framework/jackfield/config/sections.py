@@ -158,6 +158,9 @@ class ServerSection(Section):
     """Most headers of a request."""
     max_header_bytes: ByteCount = 64 * 1024
     """Most bytes of all headers of a request together: bytes, or a text such as `64KiB`."""
+    response_store_bytes: Annotated[int, Field(ge=0), BeforeValidator(parse_bytes)] = 64 * 1024 * 1024
+    """Most bytes of responses that are kept for clients of the Responses API: bytes, or a text such as `64MiB`; 0 keeps
+    none."""
     request_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Longest time for a request, in seconds; no limit when not set."""
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0

@@ -41,7 +41,7 @@ from jackfield.interfaces.models import (
     WeightRule,
 )
 from jackfield.interfaces.moe import ExpertsBackend, ExpertsRequest
-from jackfield.interfaces.ops import OPS, OpRequest, OpsProvider
+from jackfield.interfaces.ops import OPS, QUANTIZING_OPS, OpRequest, OpsProvider
 from jackfield.interfaces.platform import (
     Communicator,
     DeviceMemory,
@@ -73,6 +73,7 @@ __all__ = [
     "FAMILIES",
     "HOOK_GROUP",
     "OPS",
+    "QUANTIZING_OPS",
     "ActivationSpec",
     "AttentionBackend",
     "AttentionEnv",

@@ -294,6 +294,7 @@ class BuildContext(Protocol):
     def norm(self, name: str, size: int, eps: float, *, kind: str = "rms", offset: float = 0.0) -> Any:
         """Return a norm layer. ``norm(x)`` → y; ``norm.add(x, residual)`` → (norm(x + residual), x + residual).
         ``offset`` is added to the weight (Gemma).
+        ``norm.feed(linear)`` says that one linear layer alone takes its results, so that they may be quantized for it.
         """
         ...
 
@@ -311,7 +312,7 @@ class BuildContext(Protocol):
 
     def activation(self, name: str) -> Any:
         """Return an activation over fused gate and up, ``[T, 2F] → [T, F]``: ``silu`` or ``gelu`` or ``gelu_tanh``
-        times up.
+        times up. It has ``feed`` as norms have.
         """
         ...
 

@@ -26,6 +26,18 @@ OPS: Mapping[str, str] = {
 head size, P positions, R rotary size).
 """
 
+QUANTIZING_OPS: Mapping[str, str] = {
+    "rms_norm_quant": "(x_TE, weight_E, eps) -> QuantizedActivation",
+    "fused_add_rms_norm_quant": "(x_TE, residual_TE, weight_E, eps) -> (QuantizedActivation, sum_TE)",
+    "silu_and_mul_quant": "(x_T2F) -> QuantizedActivation",
+    "gelu_and_mul_quant": "(x_T2F) -> QuantizedActivation",
+    "gelu_tanh_and_mul_quant": "(x_T2F) -> QuantizedActivation",
+}
+"""Ops that give what the op without ``_quant`` gives, in float8_e4m3fn with a float32 scale for each row, whose largest
+number becomes the type's largest. Asked for only where the quantization method declares the feature
+``quantized_activations``.
+"""
+
 REGIONS = frozenset({"decode_layer", "decode_step"})
 """Larger pieces that a provider may take over as one persistent kernel."""
 

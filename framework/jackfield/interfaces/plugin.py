@@ -111,6 +111,10 @@ class Plugin:
     """Distributions that must be installed, as requirement strings (``flashinfer-python>=0.6``). Checked from
     metadata, never imported for that.
     """
+    opt_in: ClassVar[bool] = False
+    """Whether it is a candidate only where the user names it (``force`` or ``prefer``), because using it is a choice of
+    its own: it changes results, or gives up something.
+    """
     options: ClassVar[Mapping[str, Option]] = {}
     """Settings of this plugin, by name; users set them under ``plugins.options.NAME``."""
 

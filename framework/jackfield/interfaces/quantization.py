@@ -170,8 +170,10 @@ class LinearScheme:
         loaded.
         """
 
-    def activation_spec(self, info: LayerInfo) -> ActivationSpec | None:
-        """Return the quantized input this scheme takes, or None for plain activations."""
+    def activation_spec(self, info: LayerInfo, rows: int) -> ActivationSpec | None:
+        """Return the quantized input that this scheme likes best for that many rows, or None for plain activations. It
+        takes plain ones in any case.
+        """
         return None
 
     def apply(

@@ -25,7 +25,7 @@ from jackfield.interfaces import (
     WeightMap,
 )
 from jackfield.interfaces.moe import ExpertsBackend
-from jackfield.layers.activation import gated_activation
+from jackfield.layers.activation import GatedActivation
 from jackfield.layers.attention import Attention
 from jackfield.layers.composite import Composite
 from jackfield.layers.linear import Embedding, Head, Linear
@@ -140,9 +140,9 @@ class LayerBuilder:
             fused=choice.backend.prepares,
         )
 
-    def activation(self, name: str) -> Callable[..., Any]:
+    def activation(self, name: str) -> GatedActivation:
         """See BuildContext."""
-        return gated_activation(name, self._plan.ops)
+        return GatedActivation(name, self._plan.ops)
 
     def moe(self, name: str, config: MoEConfig) -> Moe:
         """See BuildContext."""

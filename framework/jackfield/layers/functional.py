@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from jackfield.interfaces import QuantizedActivation
+
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension, computed in float32 for narrower types.
@@ -69,6 +71,37 @@ def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
     return x_THD
 
 
+FP8_LARGEST = 448.0
+"""The largest number of float8_e4m3fn."""
+SMALLEST_SCALE = 1e-12
+"""Keeps rows of zeros from dividing by zero."""
+
+
+def quantize_rows(x_TN: torch.Tensor) -> QuantizedActivation:
+    """Return float8_e4m3fn rows with a float32 scale each: the largest number of a row becomes the type's largest."""
+    wide = x_TN.float()
+    scale_T = (wide.abs().amax(-1) / FP8_LARGEST).clamp_min(SMALLEST_SCALE)
+    values = (wide / scale_T.unsqueeze(-1)).clamp(-FP8_LARGEST, FP8_LARGEST)
+    return QuantizedActivation(values.to(torch.float8_e4m3fn), scale_T)
+
+
+def rms_norm_quant(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> QuantizedActivation:
+    """Return :func:`rms_norm`, quantized row by row."""
+    return quantize_rows(rms_norm(x_TE, weight_E, eps))
+
+
+def fused_add_rms_norm_quant(
+    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+) -> tuple[QuantizedActivation, torch.Tensor]:
+    """Return (norm(x + residual), quantized row by row, and x + residual)."""
+    normal, total = fused_add_rms_norm(x_TE, residual_TE, weight_E, eps)
+    return quantize_rows(normal), total
+
+
+def _gated_quant(gated: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], QuantizedActivation]:
+    return lambda x_T2F: quantize_rows(gated(x_T2F))
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "fused_add_rms_norm": fused_add_rms_norm,
@@ -76,5 +109,10 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "gelu_and_mul": gelu_and_mul,
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
     "rotary": rotary,
+    "rms_norm_quant": rms_norm_quant,
+    "fused_add_rms_norm_quant": fused_add_rms_norm_quant,
+    "silu_and_mul_quant": _gated_quant(silu_and_mul),
+    "gelu_and_mul_quant": _gated_quant(gelu_and_mul),
+    "gelu_tanh_and_mul_quant": _gated_quant(gelu_tanh_and_mul),
 }
-"""Every op of :data:`jackfield.interfaces.OPS`."""
+"""Every op of :data:`jackfield.interfaces.OPS` and :data:`jackfield.interfaces.QUANTIZING_OPS`."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from jackfield.interfaces import Communicator, LayerInfo, LinearScheme, Parallel
+from jackfield.interfaces import ActivationSpec, Communicator, LayerInfo, LinearScheme, Parallel, QuantizedActivation
 from jackfield.layers.parameters import SchemeWeight
+
+NARROW = ActivationSpec("float8_e4m3fn", "token")
+"""What the quantizing ops make."""
 
 
 class Linear(SchemeWeight):
@@ -46,7 +49,11 @@ class Linear(SchemeWeight):
                 self._filled("bias", shard)
             start += size
 
-    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+    def takes_narrow(self, rows: int) -> bool:
+        """Return whether that many rows are best given in float8_e4m3fn with a scale each."""
+        return self.scheme.activation_spec(self.info, rows) == NARROW
+
+    def forward(self, x_TI: torch.Tensor | QuantizedActivation) -> torch.Tensor:
         """Return [T, O]; for ROW layers the sum over ranks, the bias added once."""
         if not self._reduce:
             return self.scheme.apply(self, x_TI, self.bias)
@@ -87,7 +94,7 @@ class Head(Linear):
         super().__init__(info, scheme if tied is None else _Nothing(), communicator, device)
         self._tied = [tied] if tied is not None else []  # a list, so that torch does not register it twice
 
-    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TI: torch.Tensor | QuantizedActivation) -> torch.Tensor:
         """Return logits [T, V]."""
         if self._tied:
             owner = self._tied[0]

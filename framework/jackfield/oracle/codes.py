@@ -8,6 +8,7 @@ from __future__ import annotations
 from jackfield.registry.codes import REGISTRY_CODES
 
 EXCLUDED = "excluded"
+OPT_IN = "opt_in"
 DEVICE = "device"
 DTYPE = "dtype"
 KIND = "kind"
@@ -26,6 +27,7 @@ ENVIRONMENT_CODES = (TASK, NO_CACHE_LAYOUT, BLOCK_SIZE, NEED)
 REASON_CODES: tuple[str, ...] = (
     EXCLUDED,
     *REGISTRY_CODES,
+    OPT_IN,
     DEVICE,
     DTYPE,
     KIND,
@@ -48,6 +50,7 @@ STAGES: tuple[str, ...] = (
     "api_version",
     "load_failed",
     "missing_package",
+    OPT_IN,
     DEVICE,
     DTYPE,
     KIND,

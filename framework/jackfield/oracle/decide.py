@@ -50,7 +50,18 @@ def decide(
     refs = registry.refs(family)
     check_names(refs, family, request, selection, field)
     excluded_by = _dotted(field, selection.exclude_from, "exclude")
-    verdicts = [judge(ref, request, excluded_by if _named(ref, selection.exclude) else "", extra) for ref in refs]
+    forced_by = _dotted(field, selection.force_from, "force")
+    wanted = selection.prefer if selection.force is None else (selection.force, *selection.prefer)
+    verdicts = [
+        judge(
+            ref,
+            request,
+            excluded_by if _named(ref, selection.exclude) else "",
+            extra,
+            opt_in_by="" if _named(ref, wanted) else forced_by,
+        )
+        for ref in refs
+    ]
     verdicts = rank(verdicts, selection.prefer)
     if selection.force is not None:
         return _forced(family, request, selection, verdicts, field, origin)

@@ -19,6 +19,7 @@ from jackfield.oracle.codes import (
     EXCLUDED,
     FEATURE,
     KIND,
+    OPT_IN,
     PREFERENCE,
     PREFERENCE_RAISED,
 )
@@ -36,8 +37,15 @@ T = TypeVar("T")
 _logger = logging.getLogger("jackfield.oracle")
 
 
-def judge(ref: PluginRef, request: Request, excluded_by: str = "", extra: Extra | None = None) -> Verdict:
-    """Return the verdict on ``ref``; ``excluded_by`` is the setting that excludes it, or ``""``."""
+def judge(
+    ref: PluginRef, request: Request, excluded_by: str = "", extra: Extra | None = None, *, opt_in_by: str = ""
+) -> Verdict:
+    """Return the verdict on ``ref``.
+
+    Args:
+        excluded_by: the setting that excludes it, or ``""``. opt_in_by: the setting to name it in, or ``""`` when it
+            was named.
+    """
     if excluded_by:
         reason = Reason(EXCLUDED, excluded_by, f"{excluded_by} names it", f"remove '{ref.name}' from {excluded_by}")
         return Verdict.of(ref, EXCLUDED, (reason,))
@@ -45,10 +53,16 @@ def judge(ref: PluginRef, request: Request, excluded_by: str = "", extra: Extra 
     if plugin is None:
         reason = ref.reason()
         return Verdict.of(ref, reason.code, (reason,))
-    reasons = (*ref.missing(), *set_reasons(plugin, request))
+    reasons = (*ref.missing(), *_unasked(plugin, opt_in_by), *set_reasons(plugin, request))
     if reasons:
         return Verdict.of(ref, reasons[0].code, reasons)
     return _ask(ref, plugin, request, extra)
+
+
+def _unasked(plugin: type[Plugin], setting: str) -> tuple[Reason, ...]:
+    if not plugin.opt_in or not setting:
+        return ()
+    return (Reason(OPT_IN, setting, "is used only when it is named", f"set {setting} to '{plugin.name}'"),)
 
 
 def probe_reasons(platform: Any, request: Any) -> Sequence[Reason]:

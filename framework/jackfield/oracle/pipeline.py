@@ -16,6 +16,7 @@ from jackfield.config.selection import ResolvedSelection, Selection
 from jackfield.errors import ConfigError, did_you_mean
 from jackfield.interfaces import (
     OPS,
+    QUANTIZING_OPS,
     DeviceFacts,
     Drafter,
     DrafterRequest,
@@ -108,7 +109,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
     quantization, plain = _quantization(bench, facts, device, dtype)
     experts = _experts(bench, architecture, model_config, device, dtype)
     attention = decide_attention(bench, architecture, model_config, device, dtype)
-    ops = _ops(bench, device, dtype)
+    ops = _ops(bench, device, dtype, quantizing="quantized_activations" in quantization.features)
     drafter = _drafter(bench, model_config, device)
     policy = _policy(bench)
     processors = _processors(bench, model_config, device)
@@ -144,7 +145,11 @@ def _refuse_idle_words(config: EngineConfig, facts: ModelFacts) -> None:
 
     Attention is asked layer by layer and checks its own words.
     """
-    kinds: dict[str, set[str]] = {"ops": set(OPS), "quantization": {facts.quantization}, "moe": {"dense"}}
+    kinds: dict[str, set[str]] = {
+        "ops": {*OPS, *QUANTIZING_OPS},
+        "quantization": {facts.quantization},
+        "moe": {"dense"},
+    }
     for section in ("platform", "quantization", "moe", "ops"):
         known = {"kinds": kinds.get(section, set()), "phases": set(), "layers": set(), "components": {"target"}}
         for part, names in known.items():
@@ -240,7 +245,7 @@ def _quantization(
     decision = bench.decide("quantization_methods", request, word, "quantization")
     method = cast(type[QuantizationMethod], decision.plugin)
     method.parse(facts.quantization_config)
-    if not facts.quantization:
+    if not facts.quantization and not method.opt_in:
         return method, method
     left = replace(request, subject="layers left alone", kind="", storage_dtypes=frozenset())
     plain = bench.decide("quantization_methods", left, ResolvedSelection(), "quantization")
@@ -269,9 +274,9 @@ def _experts(
     return cast(type[ExpertsBackend], decision.plugin)
 
 
-def _ops(bench: Bench, device: DeviceFacts, dtype: str) -> dict[str, OpDecision]:
+def _ops(bench: Bench, device: DeviceFacts, dtype: str, *, quantizing: bool) -> dict[str, OpDecision]:
     chosen = {}
-    for op in OPS:
+    for op in (*OPS, *QUANTIZING_OPS) if quantizing else OPS:
         request = OpRequest(subject=op, kind=op, dtype=dtype, device=device)
         decision = bench.decide("ops", request, bench.config.ops.resolve(kind=op), "ops")
         provider = cast(type[OpsProvider], decision.plugin)

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from jackfield.errors import EngineDeadError, JackfieldError, RequestError
+from jackfield.server.operations.calls import current_call, route_path
 from jackfield.server.state import ModelNotServedError
 
 _logger = logging.getLogger("jackfield.server")
@@ -21,6 +22,7 @@ _LONGEST = 2000
 _RETRY_AFTER_S = "1"
 _NAMES = {"prompt_token_ids": "prompt"}
 """Fields of the engine that requests know under another name."""
+_QUEUE_FULL, _ENGINE_DEAD = "queue_full", "engine_dead"
 _CLIENT_GONE = 499
 
 
@@ -44,6 +46,9 @@ class Fault:
 class ErrorShape(Protocol):
     """How one API writes errors."""
 
+    def status(self, fault: Fault) -> int:
+        """Return the HTTP status of an error."""
+
     def body(self, fault: Fault) -> dict[str, Any]:
         """Return the body of an error."""
 
@@ -53,6 +58,10 @@ class ErrorShape(Protocol):
 
 class OpenAIShape:
     """``{"error": {message, type, param, code}}``."""
+
+    def status(self, fault: Fault) -> int:
+        """Return the HTTP status of an error."""
+        return fault.status
 
     def body(self, fault: Fault) -> dict[str, Any]:
         """Return the body of an error."""
@@ -66,7 +75,7 @@ class OpenAIShape:
 
 
 class AnthropicShape:
-    """``{"type": "error", "error": {type, message}}``."""
+    """``{"type": "error", "error": {type, message}, request_id}``; the id is there where the request has one."""
 
     _TYPES = {
         400: "invalid_request_error",
@@ -77,13 +86,23 @@ class AnthropicShape:
         429: "rate_limit_error",
         503: "overloaded_error",
         504: "timeout_error",
+        529: "overloaded_error",
     }
+
+    def status(self, fault: Fault) -> int:
+        """Return the HTTP status of an error: this API has one of its own for a server that is full."""
+        return 529 if fault.code == _QUEUE_FULL else fault.status
 
     def body(self, fault: Fault) -> dict[str, Any]:
         """Return the body of an error; the field at fault becomes a part of the message."""
-        default = "invalid_request_error" if fault.status < 500 else "api_error"
-        message = f"{fault.param}: {fault.message}" if fault.param else fault.message
-        return {"type": "error", "error": {"type": self._TYPES.get(fault.status, default), "message": message}}
+        status, call = self.status(fault), current_call.get()
+        kind = self._TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        if fault.code == _ENGINE_DEAD:
+            kind = "api_error"
+        named = fault.param and not fault.message.startswith(f"{fault.param}: ")
+        message = f"{fault.param}: {fault.message}" if named else fault.message
+        body = {"type": "error", "error": {"type": kind, "message": message}}
+        return body if call is None else {**body, "request_id": call.request_id}
 
     def event(self, fault: Fault) -> bytes:
         """Return an event of the name ``error``."""
@@ -112,11 +131,11 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(404, _text(error), "invalid_request_error", "model", "model_not_found")
         case RequestError() if error.field == "scheduler.max_waiting":
             headers = {"retry-after": _RETRY_AFTER_S}
-            return Fault(503, _text(error), "service_unavailable", None, "queue_full", headers)
+            return Fault(503, _text(error), "service_unavailable", None, _QUEUE_FULL, headers)
         case RequestError():
             return Fault(400, _text(error), "invalid_request_error", _param(error.field), None)
         case EngineDeadError():
-            return Fault(503, _text(error), "service_unavailable", None, "engine_dead")
+            return Fault(503, _text(error), "service_unavailable", None, _ENGINE_DEAD)
         case HTTPException():
             return _of_http(error)
         case JackfieldError():
@@ -128,8 +147,9 @@ def fault_of(error: BaseException) -> Fault:
 
 def answer(fault: Fault, path: str) -> Response:
     """Return the HTTP answer of a fault on a path."""
-    body = msgspec.json.encode(shape_of(path).body(fault))
-    return Response(body, fault.status, dict(fault.headers), media_type="application/json")
+    shape = shape_of(path)
+    body = msgspec.json.encode(shape.body(fault))
+    return Response(body, shape.status(fault), dict(fault.headers), media_type="application/json")
 
 
 def install(app: FastAPI) -> None:
@@ -140,7 +160,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _handle(request: Request, error: Exception) -> Response:
-    return answer(fault_of(error), request.url.path)
+    return answer(fault_of(error), route_path(request.scope))
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -40,6 +40,12 @@ class Block(nn.Module):
         self.down = ctx.linear(
             f"{path}.down", config.intermediate_size, width, bias=config.mlp_bias, parallel=Parallel.ROW
         )
+        for source, layer in (
+            (self.input_norm, self.qkv),
+            (self.post_norm, self.gate_up),
+            (self.activation, self.down),
+        ):
+            source.feed(layer)
 
     def forward(
         self, hidden_TE: torch.Tensor, residual_TE: torch.Tensor | None, positions_T: torch.Tensor, ctx: ForwardContext

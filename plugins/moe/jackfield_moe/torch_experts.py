@@ -43,10 +43,10 @@ class TorchExperts(ExpertsBackend):
         """See ExpertsBackend."""
         import torch
 
-        from jackfield.layers.activation import gated_activation
+        from jackfield.layers.activation import gated_op
         from jackfield.layers.functional import REFERENCES
 
-        activation = gated_activation(self._activation, REFERENCES)
+        activation = REFERENCES[gated_op(self._activation)]
         flat = experts_TS.flatten()
         order = flat.argsort(stable=True)
         tokens = order // experts_TS.shape[1]

@@ -26,9 +26,25 @@ def _normalized(x, weight, eps, WIDTH: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
+def _store_rows(values, out, scales, place, row, rows, mask, TYPE: tl.constexpr, QUANT: tl.constexpr):
+    """Round ``values`` [rows, columns], zero outside ``mask``, to TYPE and store them; with QUANT as 8-bit floats, and
+    the scale of each row beside them.
+    """
+    rounded = values.to(TYPE)
+    if QUANT:
+        wide = rounded.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.where(mask, tl.abs(wide), 0.0), 1) / 448.0, 1e-12)
+        narrow = tl.minimum(tl.maximum(wide / scale[:, None], -448.0), 448.0)
+        tl.store(out + place, narrow.to(out.dtype.element_ty), mask=mask)
+        tl.store(scales + row, scale, mask=row < rows)
+    else:
+        tl.store(out + place, rounded, mask=mask)
+
+
+@triton.jit
 def rms_norm_kernel(
-    x, weight, out, rows, inner, stride_outer, stride_inner, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, PDL: tl.constexpr,
+    x, weight, out, scales, rows, inner, stride_outer, stride_inner, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, QUANT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Norm of ROWS rows; ``out`` is contiguous."""
     if PDL:
@@ -41,15 +57,15 @@ def rms_norm_kernel(
         tl.extra.cuda.gdc_wait()
     source = x + _row_offsets(row, inner, stride_outer, stride_inner)[:, None] + column[None, :]
     values = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    normal = _normalized(values, factor, eps, WIDTH, out.dtype.element_ty)
-    target = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    tl.store(target, normal.to(out.dtype.element_ty), mask=mask)
+    normal = _normalized(values, factor, eps, WIDTH, x.dtype.element_ty)
+    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    _store_rows(normal, out, scales, place, row, rows, mask, x.dtype.element_ty, QUANT)
 
 
 @triton.jit
 def fused_add_rms_norm_kernel(
-    x, residual, weight, out, total, rows, stride_x, stride_residual, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, PDL: tl.constexpr,
+    x, residual, weight, out, scales, total, rows, stride_x, stride_residual, eps, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, QUANT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sum and norm of ROWS rows; ``out`` and ``total`` are contiguous."""
     if PDL:
@@ -66,8 +82,8 @@ def fused_add_rms_norm_kernel(
     added = (left + right).to(total.dtype.element_ty)
     place = wide_row * WIDTH + column[None, :]
     tl.store(total + place, added, mask=mask)
-    normal = _normalized(added.to(tl.float32), factor, eps, WIDTH, out.dtype.element_ty)
-    tl.store(out + place, normal.to(out.dtype.element_ty), mask=mask)
+    normal = _normalized(added.to(tl.float32), factor, eps, WIDTH, total.dtype.element_ty)
+    _store_rows(normal, out, scales, place, row, rows, mask, total.dtype.element_ty, QUANT)
 
 
 @triton.jit
@@ -95,6 +111,26 @@ def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr,
     up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
     active = _activated(gate, KIND).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + column, (active * up).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated_quant_kernel(
+    x, out, scales, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The same for a whole row, as 8-bit floats with a scale; BLOCK covers the row."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) + tl.arange(0, 1)
+    wide_row = row.to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = column < width
+    source = x + wide_row * stride + column
+    gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
+    active = _activated(gate, KIND).to(x.dtype.element_ty).to(tl.float32)
+    place = wide_row * width + column
+    _store_rows(active * up, out, scales, place, row, row + 1, mask, x.dtype.element_ty, True)
 
 
 @triton.jit

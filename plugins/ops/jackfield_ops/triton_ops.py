@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from jackfield.interfaces import OPS, Band, OpRequest, OpsProvider, Option, Preference, Reason, Settings
+from jackfield.interfaces import (
+    OPS,
+    QUANTIZING_OPS,
+    Band,
+    OpRequest,
+    OpsProvider,
+    Option,
+    Preference,
+    Reason,
+    Settings,
+)
 
 MIN_CAPABILITY = (8, 0)
 """The oldest devices with bfloat16 arithmetic."""
@@ -17,7 +27,7 @@ class TritonOps(OpsProvider):
 
     name = "triton"
     summary = "fused Triton kernels for all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset(OPS)
+    kinds: ClassVar[frozenset[str]] = frozenset(OPS) | frozenset(QUANTIZING_OPS)
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)

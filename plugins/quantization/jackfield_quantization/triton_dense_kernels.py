@@ -99,7 +99,7 @@ def _dotted(total, x, weight, column, rows, inputs, x_row, ROWS: tl.constexpr):
     which = tl.arange(0, ROWS)[None, :]
     mask = (column < inputs)[:, None] & (which < rows)
     values = tl.load(x + which * x_row + column[:, None], mask=mask, other=0.0, eviction_policy="evict_last")
-    return tl.dot(weight, values, total, input_precision="ieee")
+    return tl.dot(weight.to(values.dtype), values, total, input_precision="ieee")
 
 
 @triton.jit
@@ -128,8 +128,10 @@ def _on_matrix_units(
 
 
 @triton.jit
-def _store(total, out, bias, row, mask, out_row, ROWS: tl.constexpr, BIAS: tl.constexpr):
-    """Add the bias, round and store; ``total`` [BLOCK_O, ROWS], ``row`` [BLOCK_O, 1] are rows of weight."""
+def _store(total, out, scale, bias, row, mask, out_row, ROWS: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr):
+    """Scale, add the bias, round and store; ``total`` [BLOCK_O, ROWS], ``row`` [BLOCK_O, 1] are rows of weight."""
+    if SCALE:
+        total *= tl.load(scale + row, mask=mask, other=0.0)
     if BIAS:
         total += tl.load(bias + row, mask=mask, other=0.0).to(tl.float32)
     place = out + tl.arange(0, ROWS)[None, :] * out_row + row
@@ -138,12 +140,14 @@ def _store(total, out, bias, row, mask, out_row, ROWS: tl.constexpr, BIAS: tl.co
 
 @triton.jit(do_not_specialize=["rows"])
 def skinny_kernel(
-    x, weight, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row, out_row, ROWS: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    MATRIX: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+    x, weight, scale, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row, out_row,
+    ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, MATRIX: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid: (parts of BLOCK_O rows of weight, splits of ``inputs``). EVEN: ``inputs`` is a multiple of BLOCK_I; MERGE
-    bounds the splits. Every split has at least AHEAD tiles.
+    bounds the splits. Every split has at least AHEAD tiles. SCALE: the weight is of a narrow type, and ``scale`` [O]
+    float32 belongs to its rows.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -165,7 +169,7 @@ def skinny_kernel(
     which = tl.arange(0, ROWS)[None, :]
     mask = (row < outputs) & (which < rows)
     if MERGE == 1:
-        _store(total, out, bias, row, mask, out_row, ROWS, BIAS)
+        _store(total, out, scale, bias, row, mask, out_row, ROWS, SCALE, BIAS)
     else:
         SIZE: tl.constexpr = ROWS * BLOCK_O
         place = parts + block * splits * SIZE + which * BLOCK_O + inside
@@ -179,5 +183,5 @@ def skinny_kernel(
             for other in tl.static_range(MERGE):
                 here = mask & (other < splits)
                 whole += tl.load(place + other * SIZE, mask=here, other=0.0, cache_modifier=".cg")
-            _store(whole, out, bias, row, mask, out_row, ROWS, BIAS)
+            _store(whole, out, scale, bias, row, mask, out_row, ROWS, SCALE, BIAS)
             tl.store(counters + block, 0)

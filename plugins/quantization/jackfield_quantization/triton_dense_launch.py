@@ -22,14 +22,16 @@ def skinny_product(
     shape: SkinnyShape,
     counters: torch.Tensor,
     pdl: bool = False,
+    scale_O: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write ``x @ W.T + bias`` into ``out`` and return it. Can be recorded into a graph.
+    """Write ``x @ (scale * W).T + bias`` into ``out`` and return it. Can be recorded into a graph.
 
     Args:
         x_TI: 1 to 16 rows (1 to 4 without matrix units), contiguous inside a row. weight_OI: contiguous inside a row.
         bias_O: contiguous, or None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one
             for each ``block_o`` outputs where there is more than one split; zero again afterwards. pdl: see
-            ``jackfield_triton.launch``; the weight must then be older than the kernel before.
+            ``jackfield_triton.launch``; the weight must then be older than the kernel before. scale_O: float32, of the
+            rows of a weight in a narrower type than ``x``, or None.
     """
     (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0]
     blocks, padded = -(-outputs // shape.block_o), padded_rows(rows, shape)
@@ -43,6 +45,7 @@ def skinny_product(
     skinny_kernel[(blocks, splits)](
         x_TI,
         weight_OI,
+        weight_OI if scale_O is None else scale_O,
         weight_OI if bias_O is None else bias_O,
         out_TO,
         parts,
@@ -60,6 +63,7 @@ def skinny_product(
         STAGES=shape.stages,
         EVEN=inputs % shape.block_i == 0,
         MATRIX=shape.matrix,
+        SCALE=scale_O is not None,
         BIAS=bias_O is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,

@@ -81,6 +81,18 @@ def _one_row(outputs: int, inputs: int, cores: int) -> SkinnyShape:
     return SkinnyShape(4, 1024, 1, 4, 1, False)
 
 
+def narrow_shape(outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
+    """Return the launch of one row times a weight of 8-bit numbers, or None where torch's product is as good. Tiles are
+    longer than for wider types, since what counts are the bytes in flight.
+    """
+    shape = skinny_shape(1, outputs, inputs, cores)
+    if shape is None or outputs * inputs <= SHORT:
+        return shape
+    if outputs * inputs >= LARGE:
+        return SkinnyShape(4, 1024, 1, 2, 4, False)
+    return SkinnyShape(8, 1024 if inputs >= 2 * outputs else 512, 1, 4, 3, False)
+
+
 def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int) -> SkinnyShape:
     """Return ``shape`` with as many splits as it takes to give each multiprocessor ``fill`` programs."""
     splits = splits_for(-(-outputs // shape.block_o), -(-inputs // shape.block_i), cores, fill)
@@ -101,6 +113,7 @@ def splits_for(blocks: int, tiles: int, cores: int, fill: int) -> int:
 def counters_for(outputs: int, inputs: int, cores: int) -> int:
     """Return how many arrival counters launches of up to 16 rows need."""
     shapes = [skinny_shape(rows, outputs, inputs, cores) for rows in range(1, MOST_ROWS + 1)]
+    shapes.append(narrow_shape(outputs, inputs, cores))
     return max((-(-outputs // s.block_o) for s in shapes if s is not None and s.splits > 1), default=0)
 
 

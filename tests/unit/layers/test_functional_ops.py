@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from jackfield.interfaces import OPS, OpRequest, Settings
+from jackfield.interfaces import OPS, QUANTIZING_OPS, OpRequest, Settings
 from jackfield.layers.functional import REFERENCES
 from jackfield_ops.torch_ops import TorchOps
 
@@ -36,7 +36,7 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 
 
 def test_every_published_op_has_a_reference() -> None:
-    assert set(REFERENCES) == set(OPS) == set(TorchOps.kinds)
+    assert set(REFERENCES) == {*OPS, *QUANTIZING_OPS} == set(TorchOps.kinds)
     for op in OPS:
         assert TorchOps.build(op, OpRequest(kind=op), Settings()) is REFERENCES[op]
 
@@ -115,3 +115,21 @@ def test_rotary_turns_pairs_and_leaves_the_rest(size: int, dtype: torch.dtype) -
                 assert after[token, head, i] == pytest.approx(turned.real, abs=TOLERANCE[dtype])
                 assert after[token, head, i + half] == pytest.approx(turned.imag, abs=TOLERANCE[dtype])
     assert np.array_equal(after[..., size:], before[..., size:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantizing_forms_are_the_plain_ones_rounded_row_by_row(dtype: torch.dtype) -> None:
+    x, residual = (torch.randn(5, 64, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
+    weight = torch.linspace(0.5, 2.0, 64).to(dtype)
+    plain = {"rms_norm": (x, weight, 1e-6), "fused_add_rms_norm": (x, residual, weight, 1e-6), "silu_and_mul": (x,)}
+    for op, arguments in plain.items():
+        found, wanted = REFERENCES[f"{op}_quant"](*arguments), REFERENCES[op](*arguments)
+        if isinstance(found, tuple):
+            assert torch.equal(found[1], wanted[1])
+            found, wanted = found[0], wanted[0]
+        assert found.values.dtype == torch.float8_e4m3fn and found.scales.shape == (5,)
+        torch.testing.assert_close(found.scales, wanted.float().abs().amax(-1) / 448.0)
+        back = found.values.float() * found.scales.unsqueeze(-1)
+        # Three bits of mantissa, and even steps far below the largest number of a row.
+        bound = wanted.float().abs() / 16 + found.scales.unsqueeze(-1) * 2.0**-10
+        assert bool(((back - wanted.float()).abs() <= bound * 1.0001).all())

@@ -376,3 +376,25 @@ def test_order_of_entry_points_does_not_matter(crowd: Site, data: st.DataObject)
     shuffled = data.draw(st.permutations(points))
     assert choose(Registry.discover(entry_points=shuffled)).to_dict() == expected
     assert expected["chosen"]["name"] == "alpha"
+
+
+class Narrow(FakeAttention):
+    name = "narrow"
+    opt_in = True
+
+    @classmethod
+    def preference(cls, request: Any) -> Preference:
+        return BEST
+
+
+def test_a_plugin_that_must_be_named_is_no_candidate_until_it_is() -> None:
+    registry = registry_of(Narrow)
+    found = rejection(registry, "narrow")
+    assert said(found) == [("opt_in", "attention.force", "is used only when it is named")]
+    assert found.reasons[0].remedy == "set attention.force to 'narrow'"
+    assert choose(registry).name == "zz_fits"
+    assert choose(registry, Selection(force="narrow")).name == "narrow"
+    assert choose(registry, Selection(prefer=("narrow",))).name == "narrow"
+    with pytest.raises(NoCandidateError) as caught:
+        choose(registry_of(Narrow))
+    assert "set attention.force to 'narrow'" in str(caught.value)

@@ -37,6 +37,9 @@ SETTINGS: dict[str, Any] = {
     "block_size": 8,
     "num_blocks": 80,
     "attention": "plain",
+    # What is recorded are ops of torch: C functions would be called once, while the recording is made.
+    "ops": "torch",
+    "quantization": "unquantized",
 }
 DECODE_SIZES = (1, 2, 4)
 TOKEN_SIZES = (8, 16, 24, 40)

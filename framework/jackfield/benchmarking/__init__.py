@@ -1,0 +1,1 @@
+"""Measuring servers and engines: data sets, arrival times, timed requests, statistics, and pictures."""
