@@ -42,10 +42,10 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("platforms", Platform),
         Family("models", ModelArchitecture, (1, 1)),
-        Family("quantization_methods", QuantizationMethod),
+        Family("quantization_methods", QuantizationMethod, (1, 1)),
         Family("moe_experts", ExpertsBackend),
         Family("attention_backends", AttentionBackend),
-        Family("ops", OpsProvider),
+        Family("ops", OpsProvider, (1, 1)),
         Family("drafters", Drafter),
         Family("scheduling_policies", SchedulingPolicy),
         Family("logits_processors", LogitsProcessor),
