@@ -91,12 +91,24 @@ class EngineDeadError(JackfieldError):
     """The engine stopped because of an internal error; no further request can be served."""
 
 
+MUCH = 0.15
+"""How much less alike, out of 1, a name may be than the closest one and still be named."""
+
+
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return ``"did you mean 'a' or 'b'?"`` for the closest known names, or ``""`` when none is close."""
+    """Return ``"did you mean 'a' or 'b'?"`` for the closest known names, or ``""`` when none is close. Names that are
+    much further away than the closest one are left out.
+    """
     close = difflib.get_close_matches(name, sorted(known), n=limit, cutoff=0.6)
     if not close:
         return ""
+    best = _likeness(name, close[0])
+    close = [other for other in close if _likeness(name, other) >= best - MUCH]
     return "did you mean " + " or ".join(f"'{c}'" for c in close) + "?"
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, name).ratio()
 
 
 def _shorten(text: str, limit: int = 200) -> str:

@@ -12,6 +12,7 @@ from hf import LLAMA3_ROPE, TOTAL, WINDOW, Tiny, make_tiny
 from text_model import add_tokenizer
 
 from jackfield import LLM
+from jackfield_native.toolchain import unavailable
 
 TINY: dict[str, dict[str, Any]] = {
     "llama": {"kind": "llama"},
@@ -32,6 +33,10 @@ TINY: dict[str, dict[str, Any]] = {
 """Names of tiny models, and what :func:`hf.make_tiny` makes them from."""
 
 Engine = Callable[..., LLM]
+
+CPU_ATTENTION = "torch_sdpa" if unavailable() else "native_cpu"
+CPU_OPS = "torch" if unavailable() else "native"
+"""What is chosen on a CPU: kernels in C, where there is a compiler."""
 
 
 class Models:

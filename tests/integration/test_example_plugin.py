@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine, Models
+from conftest import CPU_ATTENTION, Engine, Models
 from hf import assert_equal, random_prompts
 
 from jackfield import LLM, SamplingParams
@@ -31,13 +31,13 @@ CHOICES: dict[str, tuple[Any, list[tuple[str, str]]]] = {
         {"phases": {"prefill": "torch_sdpa", "decode": "rocket"}},
         [("full", "torch_sdpa"), ("full", "rocket")],
     ),
-    "one layer": ({"layers": {"1": "rocket"}}, [("full.0", "torch_sdpa"), ("full.1", "rocket")]),
-    "a range": ({"layers": {"0-1": "rocket"}}, [("full.0", "rocket"), ("full.1", "torch_sdpa")]),
-    "a pattern": ({"layers": {"layers.2.*": "rocket"}}, [("full.0", "torch_sdpa"), ("full.1", "rocket")]),
+    "one layer": ({"layers": {"1": "rocket"}}, [("full.0", CPU_ATTENTION), ("full.1", "rocket")]),
+    "a range": ({"layers": {"0-1": "rocket"}}, [("full.0", "rocket"), ("full.1", CPU_ATTENTION)]),
+    "a pattern": ({"layers": {"layers.2.*": "rocket"}}, [("full.0", CPU_ATTENTION), ("full.1", "rocket")]),
     "by kind": ({"kinds": {"full": "rocket"}}, [("full", "rocket")]),
     "layouts per layer": (
         {"layers": {"1": "rocket_rows"}},
-        [("full.0", "torch_sdpa"), ("full.1", "rocket_rows")],
+        [("full.0", CPU_ATTENTION), ("full.1", "rocket_rows")],
     ),
 }
 """The user's word, and (subject, backend) of every decision on attention that follows."""
@@ -71,7 +71,7 @@ def test_choice_is_used_and_gives_the_reference(
 
 def test_not_chosen_without_a_word(engine: Engine, models: Models, backends: list[Any]) -> None:
     llm = engine(models["llama"].folder, plugins=backends)
-    assert chosen(llm) == [("full", "torch_sdpa")]
+    assert chosen(llm) == [("full", CPU_ATTENTION)]
     assert "acme_rocket.layer" not in sys.modules
 
 
@@ -91,7 +91,7 @@ def test_layers_of_a_kind_it_does_not_serve(engine: Engine, models: Models, back
     assert caught.value.field == "attention.force"
     assert "kind: 'sliding' is not among 'full'" in caught.value.message
     mixed = engine(models["qwen2"].folder, plugins=backends, attention={"kinds": {"full": "rocket"}})
-    assert [name for _, name in chosen(mixed)] == ["rocket", "torch_sdpa"]
+    assert [name for _, name in chosen(mixed)] == ["rocket", CPU_ATTENTION]
     prompts = random_prompts(LENGTHS)
     tokens = [request.outputs[0].token_ids for request in mixed.generate(prompts, GREEDY)]
     assert_equal(models["qwen2"].model, prompts, tokens)

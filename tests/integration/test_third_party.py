@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import CPU_ATTENTION
 from hf import Tiny, assert_equal, random_prompts
 
 pytestmark = pytest.mark.slow
@@ -161,7 +162,7 @@ def test_not_chosen_it_changes_nothing_and_stays_light(fresh: Environment, text_
 def test_excluded_or_disabled_nothing_of_it_is_imported(installed: Environment, text_model: Tiny, setting: str) -> None:
     told = installed.drive(text_model, {setting: NAMES})
     assert told["modules"] == []
-    assert told["runs"][0]["backends"] == ["torch_sdpa"]
+    assert told["runs"][0]["backends"] == [CPU_ATTENTION]
 
 
 def test_it_has_its_rows_and_its_verdicts(installed: Environment, text_model: Tiny) -> None:

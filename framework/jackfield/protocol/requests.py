@@ -25,7 +25,7 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
-class Feature(msgspec.Struct, kw_only=True):
+class Feature(msgspec.Struct, kw_only=True, gc=False):
     """Part of a prompt that is no text: an image, a sound, given embeddings.
 
     Args:
@@ -40,7 +40,7 @@ class Feature(msgspec.Struct, kw_only=True):
     embeddings: bytes = b""
 
 
-class EngineCoreRequest(msgspec.Struct, kw_only=True):
+class EngineCoreRequest(msgspec.Struct, kw_only=True, gc=False):
     """One sequence to generate.
 
     Args:
@@ -77,14 +77,14 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
     pooling: PoolingParams | None = None
 
 
-class PooledResult(msgspec.Struct):
+class PooledResult(msgspec.Struct, gc=False):
     """A result of pooling: little-endian float32 numbers, and their shape."""
 
     data: bytes
     shape: list[int]
 
 
-class TokenLogprobs(msgspec.Struct):
+class TokenLogprobs(msgspec.Struct, gc=False):
     """Log probabilities of one position: the chosen token first, then the most likely ones. ``rank`` (from 1) is
     the chosen token's.
     """
@@ -94,7 +94,7 @@ class TokenLogprobs(msgspec.Struct):
     rank: int
 
 
-class CoreEvent(msgspec.Struct):
+class CoreEvent(msgspec.Struct, gc=False):
     """What happened to one request in a step.
 
     Args:
@@ -119,7 +119,7 @@ class CoreEvent(msgspec.Struct):
     scheduled: float | None = None
 
 
-class CoreCounters(msgspec.Struct):
+class CoreCounters(msgspec.Struct, gc=False):
     """Totals since the engine started; they only grow.
 
     Args:

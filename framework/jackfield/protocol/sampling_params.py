@@ -28,7 +28,7 @@ class OutputKind(Enum):
     FINAL_ONLY = "final_only"
 
 
-class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """When an output that repeats itself ends: at ``min_count`` copies of one pattern, one directly behind the other.
 
     Args:
@@ -60,7 +60,7 @@ class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
                 )
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """How tokens of one request are chosen and when it ends.
 
     Args:

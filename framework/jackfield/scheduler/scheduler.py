@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from jackfield.interfaces import SchedulingPolicy
 from jackfield.kv_cache import BlockHasher, KVCacheManager
@@ -88,7 +89,10 @@ class Scheduler:
             return
         features = tuple((feature.position, feature.hash) for feature in request.features or ())
         hasher = BlockHasher(self.cache.block_size, request.cache_salt, request.adapter, features)
-        sequence = Sequence(request, key, hasher)
+        # Python's cycle collector looks at every item of every list: the prompts of ten thousand waiting requests, kept
+        # as lists, would stop a step for 50 ms now and then.
+        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
+        sequence = Sequence(replace(request, prompt_token_ids=[]), key, hasher, prompt)
         self._sequences[request.request_id] = sequence
         self._waiting.push(sequence)
 
@@ -231,7 +235,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Give a waiting sequence a slot and its first tokens; False when there is no room for it now."""
-        tokens = np.array(sequence.request.prompt_token_ids + sequence.output, dtype=np.int32)
+        tokens = np.concatenate((sequence.prompt, np.array(sequence.output, dtype=np.int32)))
         if self.cache.caching:
             sequence.hasher.extend(tokens)
         # A prompt of which more than the last hidden state is wanted must be computed whole: nothing of it is taken
@@ -270,7 +274,7 @@ class Scheduler:
             slot=slot,
             request_id=request.request_id,
             token_ids=tokens,
-            prompt_length=len(request.prompt_token_ids),
+            prompt_length=len(sequence.prompt),
             params=request.sampling_params,
             eos_token_ids=[*request.eos_token_ids, *(request.sampling_params.stop_token_ids or ())],
             seed=request.seed,

@@ -38,6 +38,7 @@ class Sequence:
     request: EngineCoreRequest
     key: tuple[float, ...]
     hasher: BlockHasher
+    prompt: Ints
     output: list[int] = field(default_factory=list)
     slot: int = -1
     cached: int = -1
@@ -50,7 +51,7 @@ class Sequence:
     def wants_scores(self) -> bool:
         """Whether log probabilities of prompt tokens are wanted and not all known."""
         wanted = self.request.sampling_params.prompt_logprobs is not None
-        return wanted and len(self.scores) < len(self.request.prompt_token_ids) - 1
+        return wanted and len(self.scores) < len(self.prompt) - 1
 
     @property
     def wants_whole(self) -> bool:
@@ -61,7 +62,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens that are known."""
-        return len(self.request.prompt_token_ids) + len(self.output)
+        return len(self.prompt) + len(self.output)
 
 
 class SlotTable:
@@ -87,7 +88,7 @@ class SlotTable:
     def fill(self, slot: int, sequence: Sequence) -> None:
         """Take a sequence into a slot; nothing is computed yet."""
         request = sequence.request
-        prompt = request.prompt_token_ids
+        prompt = sequence.prompt
         count = sequence.num_tokens
         self.tokens[slot, : len(prompt)] = prompt
         self.tokens[slot, len(prompt) : count] = sequence.output
