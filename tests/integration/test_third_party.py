@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -52,8 +53,9 @@ class Environment:
 
     def run(self, *arguments: str) -> bytes:
         """Run Python with ``arguments`` in an empty folder and return its stdout; fails with its stderr."""
+        environment = {"HOME": str(self.folder), "PATH": os.environ["PATH"]}
         done = subprocess.run(
-            [self.python, *arguments], capture_output=True, cwd=self.folder, env={"HOME": str(self.folder)}, check=False
+            [self.python, *arguments], capture_output=True, cwd=self.folder, env=environment, check=False
         )
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout

@@ -15,6 +15,7 @@ from jackfield.server.openai.completions import router as completions_router
 from jackfield.server.openai.models import router as models_router
 from jackfield.server.openai.status import router as status_router
 from jackfield.server.openai.tokenize import router as tokenize_router
+from jackfield.server.page.routes import router as page_router
 from jackfield.server.plugin_routes import add_plugin_routes
 from jackfield.server.pooling.routes import router as pooling_router
 from jackfield.server.pooling.task import generates, pools
@@ -26,7 +27,7 @@ GENERATING: tuple[APIRouter, ...] = (chat_router, completions_router, responses_
 """Routes of engines that generate text."""
 POOLING: tuple[APIRouter, ...] = (pooling_router,)
 """Routes of engines that make vectors."""
-ROUTERS: tuple[APIRouter, ...] = (*GENERATING, *POOLING, models_router, tokenize_router, status_router)
+ROUTERS: tuple[APIRouter, ...] = (*GENERATING, *POOLING, models_router, tokenize_router, status_router, page_router)
 """All routes of the core. Another API is one more line here."""
 
 

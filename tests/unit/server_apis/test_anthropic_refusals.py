@@ -65,7 +65,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         said({"type": "tool_result"}),
         "messages.0.content.0: the model's chat template takes no blocks of type 'tool_res",
     ),
-    ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages: the prompt has 317 tokens, but the context"),
+    ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages: the prompt has 318 tokens, but the context"),
     ({"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood: the chat template does not read this variable"),
 ]
 

@@ -137,7 +137,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (EMBED, {"input": ["a", ""]}, "input.1", "the text is empty"),
     (EMBED, {"input": []}, "input", "input: must be a text, a list of token ids"),
     (EMBED, {"input": ["a"] * 2049}, "input", "input: must be a text, a list of token ids, or a list of 1 to 2048"),
-    (EMBED, {"input": [999]}, "input", "prompt_token_ids has ids outside the vocabulary"),
+    (EMBED, {"input": [999]}, "input", "the prompt has token ids outside the vocabulary"),
     (EMBED, {"input": "a", "dimensions": 0}, "dimensions", "dimensions: input should be greater than or equal to 1"),
     (EMBED, {"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format: input should be 'float'"),
     (EMBED, {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "a prompt cannot be cut to nothing"),

@@ -32,7 +32,7 @@ def test_a_response_has_the_clients_form() -> None:
     assert response.output_text == "Hello" and response.status == "completed" and response.error is None
     assert (response.instructions, response.metadata, response.temperature) == ("Be good.", {"a": "b"}, 1.0)
     usage = response.usage
-    assert usage is not None and (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (38, 6, 44)
+    assert usage is not None and (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (37, 6, 43)
     assert usage.input_tokens_details.cached_tokens == 3
 
 
