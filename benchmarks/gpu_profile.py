@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from engine_bench import CONFIGS, Jackfield, workloads
 from torch.profiler import ProfilerActivity, profile
+
+from engine_bench import CONFIGS, Jackfield, workloads
 
 
 def main() -> None:

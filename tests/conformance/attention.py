@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a layer: ``ratio`` query heads share a cache head."""
+    """Sizes of a layer: ``ratio`` query heads share a cache head; ``alibi``: it has linear biases."""
 
     kv_heads: int = 2
     ratio: int = 2
@@ -31,11 +31,18 @@ class Shape:
     window: int | None = None
     softcap: float = 0.0
     dtype: str = "float32"
+    alibi: bool = False
+
+    @property
+    def slopes(self) -> list[float]:
+        """Slopes of the biases of all heads: of different sizes, in no order."""
+        return [0.01 * (7 * head % 11 + 1) for head in range(self.kv_heads * self.ratio)]
 
     def request(self) -> AttentionRequest:
         """Return what a backend is asked for."""
         return AttentionRequest(
             kind="sliding" if self.window else "full",
+            needs=frozenset({"alibi"} if self.alibi else ()),
             dtype=self.dtype,
             layers=(0,),
             num_heads=self.kv_heads * self.ratio,
@@ -128,7 +135,9 @@ def make_case(backend: Any, shape: Shape, queries: Sequence[Query], seed: int = 
     }
     case = Case(
         shape,
-        AttentionEnv(request, spec, shape.block_size, CPU),
+        AttentionEnv(
+            request, spec, shape.block_size, CPU, alibi_slopes=torch.tensor(shape.slopes) if shape.alibi else None
+        ),
         step,
         numbers(step.num_tokens, shape.kv_heads * shape.ratio, shape.head_size),
         torch.cat([k[q.old :] for k, q in zip(keys, ordered, strict=True)]),
@@ -187,6 +196,8 @@ def _one_token(q_HD: torch.Tensor, k_LKD: torch.Tensor, v_LKV: torch.Tensor, sha
         scores = k_LKD[:, head // shape.ratio].double() @ query * shape.head_size**-0.5
         if shape.softcap:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)
+        if shape.alibi:
+            scores = scores + shape.slopes[head] * torch.arange(len(scores), dtype=torch.float64)
         heads.append(scores.softmax(0) @ v_LKV[:, head // shape.ratio].double())
     return torch.stack(heads)
 

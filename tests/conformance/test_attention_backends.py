@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from jackfield.interfaces import HostLengths
 from jackfield.layers.composite import Composite, CompositeBuilder
+from jackfield_attention.native_cpu import NativeCpuBackend
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
 
 
@@ -84,6 +86,23 @@ def test_each_kind_of_step(backend: Any, kind: str, window: int | None, block_si
 @pytest.mark.parametrize("value_size", [4, 16])
 def test_soft_caps_and_value_sizes(backend: Any, softcap: float, value_size: int) -> None:
     check(backend, make_case(backend, Shape(softcap=softcap, value_size=value_size, window=9), KINDS["mixed"]))
+
+
+@BACKENDS
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, batch=st.lists(queries, min_size=1, max_size=4), seed=st.integers(0, 1000))
+def test_linear_biases(backend: Any, shape: Shape, batch: list[Query], seed: int) -> None:
+    check(backend, make_case(backend, replace(shape, alibi=True, softcap=0.0), batch, seed))
+
+
+def test_soft_caps_and_linear_biases_in_one_layer_are_refused() -> None:
+    request = Shape(alibi=True, softcap=2.0).request()
+    assert [reason.fact for reason in TorchSdpaBackend.check(request)] == ["softcap"]
+    assert not TorchSdpaBackend.check(replace(request, softcap=0.0))
+
+
+def test_the_kernels_in_c_do_not_claim_linear_biases() -> None:
+    assert TorchSdpaBackend.features - NativeCpuBackend.features == {"alibi"}
 
 
 @BACKENDS

@@ -14,6 +14,7 @@ from repo import DOCS, ROOT, pyproject
 from jackfield.cli.app import build_app
 from jackfield.cli.entry import engine_command
 from jackfield.cli.flags import extract, flag_names
+from jackfield.cli.models import render_models
 from jackfield.cli.reference import command_flags, commands
 from jackfield.cli.reference import render_reference as render_cli
 from jackfield.config.reference import render_reference as render_config
@@ -32,6 +33,10 @@ def test_the_reference_of_settings_is_current() -> None:
 
 def test_the_reference_of_the_command_line_is_current() -> None:
     assert read(DOCS / "reference" / "cli.md") == render_cli(), "run: make docs-config"
+
+
+def test_the_list_of_models_is_current() -> None:
+    assert read(DOCS / "models.md") == render_models(), "run: make docs-config (and reinstall where models were added)"
 
 
 def all_flags() -> list[str]:

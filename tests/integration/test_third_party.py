@@ -137,7 +137,7 @@ def test_chosen_by_configuration_it_generates_the_reference(installed: Environme
         ["rocket"],
         ["rocket_rows"],
         ["rocket", "torch_sdpa"],
-        ["torch_sdpa", "rocket"],
+        [CPU_ATTENTION, "rocket"],
         ["torch_sdpa"],
     ]
     assert told["modules"] == ["acme_rocket", "acme_rocket.backend", "acme_rocket.layer"]

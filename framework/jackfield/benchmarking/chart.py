@@ -10,6 +10,8 @@ from xml.sax.saxutils import escape, quoteattr
 WIDTH, HEIGHT = 960, 460
 _TOP, _BOTTOM, _LEFT, _GAP, _PANEL = 112, 396, 72, 90, 380
 _TICKS = 5
+_LONGEST = {15: 105, 11: 140}
+"""Characters of a line over the whole width, by font size."""
 _COLOURS = (("#1b6ca8", "#6cb6f0"), ("#b4530a", "#f2a65a"), ("#7a3e9d", "#cf9be8"), ("#2e7d4f", "#7fd3a1"))
 """Of lines, on light and on dark; neighbours differ in lightness too."""
 _INK, _FAINT, _PAPER = ("#1c1f23", "#e8eaed"), ("#d5d9de", "#3c4148"), ("#ffffff", "#15181c")
@@ -62,8 +64,8 @@ def draw(title: str, note: str, panels: Sequence[Panel], labels: Sequence[str]) 
         f'font-family="system-ui, sans-serif" font-size="12" role="img" aria-label={quoteattr(title)}>',
         f"<style>{_style()}</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" class="paper" fill="{_PAPER[0]}"/>',
-        _text(_LEFT - 40, 26, title, size=15),
-        _text(_LEFT - 40, 44, note, size=11),
+        _text(_LEFT - 40, 26, _cut(title, 15), size=15),
+        _text(_LEFT - 40, 44, _cut(note, 11), size=11),
     ]
     for place, panel in enumerate(panels):
         parts += _panel(panel, _LEFT + place * (_PANEL + _GAP), labels)
@@ -74,6 +76,7 @@ def _style() -> str:
     """Return the colours on dark; those on light are attributes, for viewers that know no style sheets."""
     rules = [f".c{n} {{ stroke: {dark} }} .m{n} {{ fill: {dark} }}" for n, (_, dark) in enumerate(_COLOURS)]
     rules += [f".paper {{ fill: {_PAPER[1]} }} .ink {{ fill: {_INK[1]} }} .faint {{ stroke: {_FAINT[1]} }}"]
+    rules += [f".halo {{ stroke: {_PAPER[1]} }}"]
     return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"
 
 
@@ -89,18 +92,18 @@ def _panel(panel: Panel, left: float, labels: Sequence[str]) -> Iterator[str]:
         yield from _line(line, place, across, up)
         yield from _legend(line.name, place, left + place * 92)
     for (x, y), label in zip(panel.lines[-1].points if panel.lines else (), labels, strict=False):
-        yield _text(across.place(x), up.place(y) - 10, label, anchor="middle", size=11)
+        yield _label(across.place(x), up.place(y) - 10, label)
 
 
 def _grid(across: _Axis, up: _Axis) -> Iterator[str]:
     for value in up.ticks():
         y = up.place(value)
         yield _rule(across.low, y, across.high, y)
-        yield _text(across.low - 8, y + 4, f"{value:g}", anchor="end", size=11)
+        yield _text(across.low - 8, y + 4, _number(value), anchor="end", size=11)
     for value in across.ticks():
         x = across.place(value)
         yield _rule(x, up.low, x, up.low + 5)
-        yield _text(x, up.low + 20, f"{value:g}", anchor="middle", size=11)
+        yield _text(x, up.low + 20, _number(value), anchor="middle", size=11)
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -129,6 +132,22 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 1
     turn = f' transform="rotate(-90 {x} {y})"' if turned else ""
     style = f'class="ink" fill="{_INK[0]}" font-size="{size}" text-anchor="{anchor}"'
     return f'<text x="{x}" y="{y}" {style}{turn}>{escape(text)}</text>'
+
+
+def _label(x: float, y: float, text: str) -> str:
+    """Return a text that can be read where lines cross it: it has a rim of the ground's colour."""
+    rim = f'class="ink halo" fill="{_INK[0]}" stroke="{_PAPER[0]}" stroke-width="4" paint-order="stroke"'
+    style = 'stroke-linejoin="round" font-size="11" font-weight="600" text-anchor="middle"'
+    return f'<text x="{x}" y="{y}" {rim} {style}>{escape(text)}</text>'
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def _cut(text: str, size: int) -> str:
+    longest = _LONGEST[size]
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _axis(most: float, low: float, high: float) -> _Axis:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from jackfield.cli import chat, config_show, explain, generate, plugins, pull, run_batch, serve, version
+from jackfield.cli import chat, config_show, explain, generate, models, plugins, pull, run_batch, serve, version
 from jackfield.cli.bench import bench_app
 
 COMMANDS_WITH_ENGINE = (
     *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch"),
-    *("explain", "plugins check", "plugins", "config show"),
+    *("explain", "plugins check", "plugins", "models", "config show"),
 )
 """Commands that take engine flags; longer names first."""
 
@@ -30,6 +30,7 @@ def build_app(*, with_flags_help: bool = False) -> App:
     app.command(pull.pull, name="pull")
     app.command(explain.explain, name="explain", help_epilogue=epilogue)
     app.command(_plugins_app(epilogue))
+    app.command(models.list_models, name="models", help_epilogue=epilogue)
     app.command(_config_app(epilogue))
     app.command(version.version, name="version")
     return app

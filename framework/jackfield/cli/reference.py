@@ -9,6 +9,7 @@ from typing import Any
 
 from jackfield.cli.app import COMMANDS_WITH_ENGINE, build_app
 from jackfield.cli.flags import flag_names
+from jackfield.cli.models import render_models
 from jackfield.config.reference import render_reference as render_config
 
 
@@ -21,6 +22,7 @@ def commands() -> dict[str, Any]:
         config_show,
         explain,
         generate,
+        models,
         plugins,
         pull,
         run_batch,
@@ -40,6 +42,7 @@ def commands() -> dict[str, Any]:
         "explain": explain.explain,
         "plugins": plugins.list_plugins,
         "plugins check": plugins.check,
+        "models": models.list_models,
         "config show": config_show.show_config,
         "version": version.version,
     }
@@ -77,10 +80,11 @@ def _lines() -> Iterator[str]:
 
 
 def write_references(folder: Path) -> None:
-    """Write ``config.md`` and ``cli.md`` into ``folder``."""
+    """Write ``config.md`` and ``cli.md`` into ``folder``, and ``models.md`` beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.md").write_text(render_config(), encoding="utf-8")
     (folder / "cli.md").write_text(render_reference(), encoding="utf-8")
+    (folder.parent / "models.md").write_text(render_models(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,14 +34,11 @@ from jackfield.interfaces.models import (
     ModelRequest,
     MoEConfig,
     PoolerConfig,
-    RowOrder,
     TextConfig,
     TextModel,
-    WeightMap,
-    WeightRule,
 )
 from jackfield.interfaces.moe import ExpertsBackend, ExpertsRequest
-from jackfield.interfaces.ops import OPS, QUANTIZING_OPS, OpRequest, OpsProvider
+from jackfield.interfaces.ops import OPS, QUANTIZING_OPS, SAMPLING_OPS, DrawBatch, OpRequest, OpsProvider
 from jackfield.interfaces.platform import (
     Communicator,
     DeviceMemory,
@@ -66,6 +63,7 @@ from jackfield.interfaces.quantization import (
 from jackfield.interfaces.scheduling import RequestView, SchedulingPolicy, SchedulingRequest
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo, even_slice
 from jackfield.interfaces.views import ConfigView
+from jackfield.interfaces.weights import RowOrder, RowSlice, WeightMap, WeightRule
 
 __all__ = [
     "ANY",
@@ -74,6 +72,7 @@ __all__ = [
     "HOOK_GROUP",
     "OPS",
     "QUANTIZING_OPS",
+    "SAMPLING_OPS",
     "ActivationSpec",
     "AttentionBackend",
     "AttentionEnv",
@@ -101,6 +100,7 @@ __all__ = [
     "DrafterEnv",
     "DrafterRequest",
     "Drafts",
+    "DrawBatch",
     "EncoderLayer",
     "ExpertsBackend",
     "ExpertsRequest",
@@ -148,6 +148,7 @@ __all__ = [
     "Request",
     "RequestView",
     "RowOrder",
+    "RowSlice",
     "SchedulingPolicy",
     "SchedulingRequest",
     "Settings",

@@ -2,18 +2,19 @@
 HF architecture string.
 
 The light class reads configuration and describes; ``build`` imports the torch modules from a module of its own
-(``llama.py`` and ``llama_model.py``).
+(``decoder.py`` and ``decoder_model.py``).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.plugin import Plugin, Request
 from jackfield.interfaces.sharding import OutputShard, Parallel
+from jackfield.interfaces.weights import WeightMap
 
 if TYPE_CHECKING:
     import torch
@@ -173,51 +174,6 @@ class AttentionGroup:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RowOrder:
-    """How rows of a checkpoint matrix are ordered, where that differs from the module's order.
-
-    ``interleaved_pairs``: inside each of ``units`` heads, rotary pairs lie next to each other (2i, 2i + 1) as GGUF
-    stores Llama's q and k; modules want halves
-    (i, i + D/2).
-    """
-
-    kind: str
-    units: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRule:
-    """Where the tensors of one checkpoint module go.
-
-    Args:
-        source: checkpoint module (``model.layers.0.self_attn.q_proj``) or a full tensor name when the last part is no
-            parameter suffix.
-        target: module path in the built model (``layers.0.attn.qkv``).
-        shard: shard of a fused layer, or ``""``.
-        rows: order of the rows in the checkpoint, or None when it is the module's.
-        expert: index of the expert, for a fused expert layer.
-        optional: the checkpoint may lack it.
-    """
-
-    source: str
-    target: str
-    shard: str = ""
-    rows: RowOrder | None = None
-    expert: int | None = None
-    optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WeightMap:
-    """All rules of a checkpoint, and patterns (regular expressions on full tensor names) of tensors that are known
-    and not needed.
-    """
-
-    rules: tuple[WeightRule, ...]
-    ignore: tuple[str, ...] = ()
-
-
 class ForwardContext(Protocol):
     """All that a forward pass needs besides its inputs; passed down explicitly. There is no global."""
 
@@ -291,10 +247,27 @@ class BuildContext(Protocol):
         """
         ...
 
-    def norm(self, name: str, size: int, eps: float, *, kind: str = "rms", offset: float = 0.0) -> Any:
+    def norm(
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        kind: str = "rms",
+        offset: float = 0.0,
+        weight: bool = True,
+        bias: bool = True,
+        over: OutputShard | None = None,
+    ) -> Any:
         """Return a norm layer. ``norm(x)`` → y; ``norm.add(x, residual)`` → (norm(x + residual), x + residual).
-        ``offset`` is added to the weight (Gemma).
         ``norm.feed(linear)`` says that one linear layer alone takes its results, so that they may be quantized for it.
+
+        Args:
+            name: module path. size: features that are normalized together. eps: added to the mean square.
+            kind: ``rms`` or ``layer``. offset: added to the weight (Gemma, Nemotron). weight, bias: whether it
+            has them; an ``rms`` has no bias. over: the shard of a COLUMN layer whose outputs [T, heads, D] are
+            normalized, for norms that have a weight for each of its features: each head alone (``size`` is D) or all
+            of them together (``size`` is the shard's), over all ranks. It has neither ``add`` nor ``feed``.
         """
         ...
 
@@ -303,16 +276,25 @@ class BuildContext(Protocol):
         ...
 
     def attention(
-        self, layer: int, group: AttentionGroup, *, rotary: Any = None, q_norm: Any = None, k_norm: Any = None
+        self,
+        layer: int,
+        group: AttentionGroup,
+        *,
+        rotary: Any = None,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        norm_last: bool = False,
     ) -> Any:
         """Return the attention of one layer: ``attention(qkv, positions, ctx)`` normalizes and rotates q and k, writes
         the cache and attends, [T, H·D + K·D + K·Dv] → [T, H·Dv]. It is one call so that a platform can fuse it.
+        With ``norm_last`` it rotates before it normalizes. A group that needs ``alibi`` has the slopes of all heads in
+        ``extra["alibi_slopes"]``.
         """
         ...
 
-    def activation(self, name: str) -> Any:
-        """Return an activation over fused gate and up, ``[T, 2F] → [T, F]``: ``silu`` or ``gelu`` or ``gelu_tanh``
-        times up. It has ``feed`` as norms have.
+    def activation(self, name: str, *, gated: bool = True) -> Any:
+        """Return an activation by its HF name, over fused gate and up (``[T, 2F] → [T, F]``, the activation of the gate
+        times up) or, where it is not ``gated``, over each number (``[T, F] → [T, F]``). It has ``feed`` as norms have.
         """
         ...
 
@@ -443,15 +425,3 @@ class LabelModel(TextModel, Protocol):
     def classify(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return scores [R, L] of pooled hidden states."""
         ...
-
-
-def unique_targets(rules: Iterable[WeightRule]) -> list[str]:
-    """Return targets (with shard and expert) that more than one rule writes; empty for a sound map."""
-    seen: set[tuple[str, str, int | None]] = set()
-    twice = []
-    for rule in rules:
-        key = (rule.target, rule.shard, rule.expert)
-        if key in seen:
-            twice.append(f"{rule.target}[{rule.shard}]" if rule.shard else rule.target)
-        seen.add(key)
-    return twice

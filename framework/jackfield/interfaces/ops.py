@@ -10,9 +10,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jackfield.interfaces.plugin import Plugin, Request, Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 OPS: Mapping[str, str] = {
     "rms_norm": "(x_TE, weight_E, eps) -> y_TE",
@@ -38,8 +42,38 @@ number becomes the type's largest. Asked for only where the quantization method 
 ``quantized_activations``.
 """
 
+SAMPLING_OPS: Mapping[str, str] = {
+    "draw_tokens": "(logits_RV, DrawBatch) -> ids_R, int64",
+}
+"""Ops of the sampler. ``draw_tokens`` applies temperature, min_p, top_k and top_p, in that order, and draws one token
+for each row; rows of temperature 0 take the largest logit. Equal logits count in the order of their ids. What is drawn
+may depend on the row's logits, parameters, seed and position, and on nothing else.
+"""
+
 REGIONS = frozenset({"decode_layer", "decode_step"})
 """Larger pieces that a provider may take over as one persistent kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawBatch:
+    """Rows that sample, and the parameters of all slots, on the host and on the device.
+
+    Args:
+        slots: [R] slot of each row. slots_device: the same, int64. positions: [R] of the tokens to draw.
+        numbers: float32 [S] by name: ``temperature`` (0 for greedy slots), ``top_p``, ``min_p``. top_k: int64 [S], 0
+            keeps all. seeds: int64 [S]. host, host_top_k, greedy: the same on the host, to choose ways without asking
+            the device.
+    """
+
+    slots: np.ndarray[Any, Any]
+    slots_device: torch.Tensor
+    positions: np.ndarray[Any, Any]
+    numbers: Mapping[str, torch.Tensor]
+    top_k: torch.Tensor
+    seeds: torch.Tensor
+    host: Mapping[str, np.ndarray[Any, Any]]
+    host_top_k: np.ndarray[Any, Any]
+    greedy: np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,4 +91,4 @@ class OpsProvider(Plugin):
     @classmethod
     @abstractmethod
     def build(cls, op: str, request: OpRequest, settings: Settings) -> Callable[..., Any]:
-        """Return the function for one op, with the signature of :data:`OPS`."""
+        """Return the function for one op, with the signature in :data:`OPS` and its kin."""

@@ -1,4 +1,4 @@
-"""Gated activations over a fused gate and up projection."""
+"""Activations: over a fused gate and up projection, or over one projection alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from jackfield.errors import ConfigError, did_you_mean
 from jackfield.layers.norm import Fed
@@ -17,8 +18,54 @@ GATED = {
     "gelu_pytorch_tanh": "gelu_tanh_and_mul",
     "gelu_tanh": "gelu_tanh_and_mul",
     "gelu_new": "gelu_tanh_and_mul",
+    "gelu_fast": "gelu_tanh_and_mul",
+    "gelu_accurate": "gelu_tanh_and_mul",
+    "gelu_python_tanh": "gelu_tanh_and_mul",
+    "gelu_python": "gelu_and_mul",
 }
 """HF's activation names and the op that each is."""
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def _laplace(x: torch.Tensor) -> torch.Tensor:
+    """Return the Laplace activation of MEGA (arXiv:2209.10655)."""
+    return 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * 2**0.5)))
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+PLAIN: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys(("silu", "swish"), F.silu),
+    **dict.fromkeys(("gelu", "gelu_python"), F.gelu),
+    **{name: _gelu_tanh for name, op in GATED.items() if op == "gelu_tanh_and_mul"},
+    "gelu_10": lambda x: F.gelu(x).clamp(-10, 10),
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "relu2": _relu2,
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "laplace": _laplace,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+    "linear": _same,
+}
+"""HF's activations that have no parameters."""
 
 
 class GatedActivation:
@@ -33,8 +80,11 @@ class GatedActivation:
     """
 
     def __init__(self, name: str, ops: Mapping[str, Callable[..., Any]]) -> None:
-        op = gated_op(name)
-        self._plain, self._quant = ops[op], ops.get(f"{op}_quant")
+        if name in PLAIN and name not in GATED:
+            self._plain, self._quant = _times_up(PLAIN[name]), None
+        else:
+            op = gated_op(name)
+            self._plain, self._quant = ops[op], ops.get(f"{op}_quant")
         self._fed: Fed | None = None
 
     def feed(self, layer: Fed) -> None:
@@ -48,6 +98,29 @@ class GatedActivation:
         return self._plain(x_T2F)
 
 
+class PlainActivation:
+    """``[T, F] -> [T, F]``: an activation of each number.
+
+    Args:
+        name: HF's name.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in PLAIN:
+            raise _unknown(name, PLAIN)
+        self._function = PLAIN[name]
+
+    def feed(self, layer: Fed) -> None:
+        """There is no quantizing form."""
+
+    def __call__(self, x_TF: torch.Tensor) -> torch.Tensor:
+        """Return [T, F]."""
+        return self._function(x_TF)
+
+
 def gated_op(name: str) -> str:
     """Return the op of an HF activation name.
 
@@ -55,10 +128,22 @@ def gated_op(name: str) -> str:
         ConfigError: the name is unknown.
     """
     if name not in GATED:
-        raise ConfigError(
-            f"the activation '{name}' is not known",
-            field="hidden_act",
-            value=name,
-            remedy=did_you_mean(name, GATED) or f"known: {', '.join(sorted(GATED))}",
-        )
+        raise _unknown(name, GATED)
     return GATED[name]
+
+
+def _times_up(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def gated(x_T2F: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = x_T2F.chunk(2, dim=-1)
+        return function(gate_TF) * up_TF
+
+    return gated
+
+
+def _unknown(name: str, known: Mapping[str, object]) -> ConfigError:
+    return ConfigError(
+        f"the activation '{name}' is not known",
+        field="hidden_act",
+        value=name,
+        remedy=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}",
+    )

@@ -13,12 +13,16 @@ import torch
 from torch import nn
 
 from jackfield.interfaces import AttentionGroup, ForwardContext
-from jackfield.layers.norm import RmsNorm
+from jackfield.layers.norm import HeadNorm, LayerNorm, RmsNorm
 from jackfield.layers.rotary import Rotary
+
+Norm = RmsNorm | LayerNorm | HeadNorm
 
 
 class Attention(nn.Module):
-    """Softmax attention over a cache."""
+    """Softmax attention over a cache. ``norm_last``: rotation comes before the norms. ``fused``: the backend's
+    ``prepare`` does both and writes the cache, as far as it can do what this layer wants.
+    """
 
     def __init__(
         self,
@@ -30,9 +34,10 @@ class Attention(nn.Module):
         kv_heads: int,
         ops: Mapping[str, Callable[..., Any]],
         rotary: Rotary | None,
-        q_norm: RmsNorm | None,
-        k_norm: RmsNorm | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
         *,
+        norm_last: bool = False,
         fused: bool = False,
     ) -> None:
         super().__init__()
@@ -44,7 +49,9 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.q_norm, self.k_norm = q_norm, k_norm
         self._rotate = ops["rotary"]
-        self._fused = fused
+        self._norm_last = norm_last and q_norm is not None
+        plain = all(norm is None or isinstance(norm, RmsNorm) for norm in (q_norm, k_norm))
+        self._fused = fused and plain and not self._norm_last
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Mix tokens.
@@ -73,14 +80,20 @@ class Attention(nn.Module):
 
     def _prepare(self, qk_TJD: torch.Tensor, angles: torch.Tensor | None) -> None:
         """Normalize and rotate queries and keys (J = H + K heads) in place."""
+        if not self._norm_last:
+            self._normalize(qk_TJD)
+        if angles is not None:
+            self._rotate(qk_TJD, angles)
+        if self._norm_last:
+            self._normalize(qk_TJD)
+
+    def _normalize(self, qk_TJD: torch.Tensor) -> None:
         if self.q_norm is not None and self.k_norm is not None:
             q_THD, k_TKD = qk_TJD[:, : self.heads], qk_TJD[:, self.heads :]
             q_THD.copy_(self.q_norm(q_THD))
             k_TKD.copy_(self.k_norm(k_TKD))
-        if angles is not None:
-            self._rotate(qk_TJD, angles)
 
     def _norm_weights(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        if self.q_norm is None or self.k_norm is None:
+        if not isinstance(self.q_norm, RmsNorm) or not isinstance(self.k_norm, RmsNorm):
             return None, None, 0.0
         return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps

@@ -25,12 +25,12 @@ from jackfield.interfaces import (
     WeightMap,
 )
 from jackfield.interfaces.moe import ExpertsBackend
-from jackfield.layers.activation import GatedActivation
+from jackfield.layers.activation import GatedActivation, PlainActivation
 from jackfield.layers.attention import Attention
 from jackfield.layers.composite import Composite
 from jackfield.layers.linear import Embedding, Head, Linear
 from jackfield.layers.moe import Moe
-from jackfield.layers.norm import LayerNorm, RmsNorm
+from jackfield.layers.norm import HeadNorm, LayerNorm, RmsNorm
 from jackfield.layers.rotary import Rotary
 
 SchemeOf = Callable[[LayerInfo], LinearScheme | None]
@@ -55,7 +55,8 @@ class BuildPlan:
         plain: gives the scheme of layers that were left alone.
         attention: the backend of each layer.
         ops: chosen op implementations. experts: experts backend class, or None when the model has none.
-        weights: where checkpoint tensors go. tensors: facts of the checkpoint's tensors.
+        weights: where checkpoint tensors go. tensors: facts of the checkpoint's tensors. max_length: longest sequence
+            that will be run, or 0 for the longest that the model was made for.
     """
 
     dtype: torch.dtype
@@ -68,6 +69,7 @@ class BuildPlan:
     experts: type[ExpertsBackend] | None = None
     weights: WeightMap = field(default_factory=lambda: WeightMap(()))
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
+    max_length: int = 0
 
 
 class LayerBuilder:
@@ -77,8 +79,8 @@ class LayerBuilder:
         self._plan = plan
         self.dtype, self.device = plan.dtype, plan.device
         self._rank = RankInfo(plan.communicator.rank, plan.communicator.size)
-        self._sources = _sources_by_target(plan.weights)
         self._by_module = _tensors_by_module(plan.tensors)
+        self._sources = _sources_by_target(plan.weights, self._by_module)
         self._rotaries: dict[str, Rotary] = {}
 
     def linear(
@@ -106,26 +108,48 @@ class LayerBuilder:
         info = self._info(name, size, (OutputShard("", rows),), self._vocabulary_split(rows), "head", bias=bias)
         return Head(info, self._scheme(info), self._plan.communicator, self.device, tied)
 
-    def norm(self, name: str, size: int, eps: float, *, kind: str = "rms", offset: float = 0.0) -> Any:
+    def norm(
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        kind: str = "rms",
+        offset: float = 0.0,
+        weight: bool = True,
+        bias: bool = True,
+        over: OutputShard | None = None,
+    ) -> Any:
         """See BuildContext."""
+        dtype, device = self.dtype, self.device
+        if over is not None:
+            return HeadNorm(name, over, size, eps, kind, self._plan.communicator, dtype, device)
         if kind == "layer":
-            return LayerNorm(name, size, eps, self.dtype, self.device)
-        return RmsNorm(name, size, eps, self._plan.ops, self.dtype, self.device, offset)
+            return LayerNorm(name, size, eps, dtype, device, offset, weight=weight, bias=bias)
+        return RmsNorm(name, size, eps, self._plan.ops, dtype, device, offset, weight=weight)
 
     def rotary(self, rotary_dim: int, *, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Rotary:
         """See BuildContext."""
         key = repr((rotary_dim, theta, sorted((scaling or {}).items(), key=lambda item: item[0]), max_position))
         if key not in self._rotaries:
-            self._rotaries[key] = Rotary(rotary_dim, theta, scaling, max_position, self.device)
+            length = self._plan.max_length or max_position
+            self._rotaries[key] = Rotary(rotary_dim, theta, scaling, max_position, self.device, length)
         return self._rotaries[key]
 
     def attention(
-        self, layer: int, group: AttentionGroup, *, rotary: Any = None, q_norm: Any = None, k_norm: Any = None
+        self,
+        layer: int,
+        group: AttentionGroup,
+        *,
+        rotary: Any = None,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        norm_last: bool = False,
     ) -> Attention:
         """See BuildContext."""
         choice = self._plan.attention[layer]
         heads, kv_heads = self.local_heads(group.num_heads), self.local_kv_heads(group.num_kv_heads)
-        part = choice.backend.layer(choice.env, layer)
+        part = choice.backend.layer(self._with_slopes(choice.env, group, heads), layer)
         return Attention(
             layer,
             choice.name,
@@ -137,12 +161,13 @@ class LayerBuilder:
             rotary,
             q_norm,
             k_norm,
+            norm_last=norm_last,
             fused=choice.backend.prepares,
         )
 
-    def activation(self, name: str) -> GatedActivation:
+    def activation(self, name: str, *, gated: bool = True) -> GatedActivation | PlainActivation:
         """See BuildContext."""
-        return GatedActivation(name, self._plan.ops)
+        return GatedActivation(name, self._plan.ops) if gated else PlainActivation(name)
 
     def moe(self, name: str, config: MoEConfig) -> Moe:
         """See BuildContext."""
@@ -189,6 +214,14 @@ class LayerBuilder:
             )
         return max(1, heads // size)
 
+    def _with_slopes(self, env: AttentionEnv, group: AttentionGroup, heads: int) -> AttentionEnv:
+        """Give the backend this rank's slopes of linear biases, where the layer has some."""
+        if "alibi" not in group.features:
+            return env
+        first = self._rank.rank * heads
+        mine = group.extra["alibi_slopes"][first : first + heads]
+        return replace(env, alibi_slopes=torch.tensor(mine, dtype=torch.float32, device=self.device))
+
     def _vocabulary_split(self, rows: int) -> Parallel:
         # A vocabulary that does not divide is kept whole on every rank: correct, and rare enough not to pad for.
         return Parallel.COLUMN if rows % self._rank.size == 0 else Parallel.REPLICATED
@@ -225,10 +258,13 @@ class LayerBuilder:
         return self._plan.scheme(info) or self._plan.plain(info)
 
 
-def _sources_by_target(weights: WeightMap) -> dict[str, dict[str, str]]:
+def _sources_by_target(weights: WeightMap, modules: Mapping[str, object]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for rule in weights.rules:
-        found.setdefault(rule.target, {}).setdefault(rule.shard, rule.source)
+        source = rule.source
+        if source not in modules and source.startswith(weights.droppable):
+            source = source.removeprefix(weights.droppable)
+        found.setdefault(rule.target, {}).setdefault(rule.shard, source if source in modules else rule.source)
     return found
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import QuantizedActivation
+from jackfield.sampling.draw import draw_tokens
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -71,6 +72,11 @@ def rotary(x_THD: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
     return x_THD
 
 
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return ``cap * tanh(x / cap)``, in place: numbers near 0 stay as they are, none is above ``cap`` (Gemma 2)."""
+    return x.div_(cap).tanh_().mul_(cap)
+
+
 FP8_LARGEST = 448.0
 """The largest number of float8_e4m3fn."""
 SMALLEST_SCALE = 1e-12
@@ -114,5 +120,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "silu_and_mul_quant": _gated_quant(silu_and_mul),
     "gelu_and_mul_quant": _gated_quant(gelu_and_mul),
     "gelu_tanh_and_mul_quant": _gated_quant(gelu_tanh_and_mul),
+    "draw_tokens": draw_tokens,
 }
-"""Every op of :data:`jackfield.interfaces.OPS` and :data:`jackfield.interfaces.QUANTIZING_OPS`."""
+"""Every op of :data:`jackfield.interfaces.OPS`, :data:`~jackfield.interfaces.QUANTIZING_OPS` and
+:data:`~jackfield.interfaces.SAMPLING_OPS`.
+"""

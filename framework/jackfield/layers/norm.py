@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from jackfield.layers.parameters import PlainWeight
+from jackfield.interfaces import Communicator, OutputShard, RankInfo
+from jackfield.layers.parameters import LoadableModule, PlainWeight
 
 Ops = Mapping[str, Callable[..., Any]]
 
@@ -23,15 +25,26 @@ class Fed(Protocol):
 
 class RmsNorm(PlainWeight):
     """Root-mean-square norm with an optional offset on the weight (Gemma stores weight - 1). Its results are quantized
-    where the layer that it feeds likes that.
+    where the layer that it feeds likes that. Without a weight of its own it has ones.
     """
 
-    weight: torch.nn.Parameter
+    weight: torch.Tensor
 
     def __init__(
-        self, name: str, size: int, eps: float, ops: Ops, dtype: torch.dtype, device: torch.device, offset: float = 0.0
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: float = 0.0,
+        *,
+        weight: bool = True,
     ) -> None:
-        super().__init__(name, {"weight": (size,)}, dtype, device)
+        super().__init__(name, {"weight": (size,)} if weight else {}, dtype, device)
+        if not weight:
+            self.register_buffer("weight", torch.ones(size, dtype=dtype, device=device), persistent=False)
         self.eps = eps
         self._offset = offset
         self._norm = ops["rms_norm"]
@@ -65,17 +78,39 @@ class RmsNorm(PlainWeight):
 
 
 class LayerNorm(PlainWeight):
-    """Layer norm with weight and bias."""
+    """Layer norm (arXiv:1607.06450), with a weight and a bias or without; the weight may have an offset."""
 
-    weight: torch.nn.Parameter
-    bias: torch.nn.Parameter
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
-    def __init__(self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(name, {"weight": (size,), "bias": (size,)}, dtype, device)
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: float = 0.0,
+        *,
+        weight: bool = True,
+        bias: bool = True,
+    ) -> None:
+        wanted = {"weight": weight, "bias": bias}
+        super().__init__(name, {key: (size,) for key, there in wanted.items() if there}, dtype, device)
+        for key, there in wanted.items():
+            if not there:
+                self.register_parameter(key, None)
         self.eps = eps
+        self._offset = offset
 
     def feed(self, layer: Fed) -> None:
         """There is no quantizing form of this norm."""
+
+    def finalize(self) -> None:
+        """Fold the offset into the weight."""
+        if self._offset and self.weight is not None:
+            self.weight.data += self._offset
+            self._offset = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm over the last dimension."""
@@ -85,3 +120,73 @@ class LayerNorm(PlainWeight):
         """Return (norm(x + residual), x + residual)."""
         total = x_TE + residual_TE
         return self(total), total
+
+
+class HeadNorm(LoadableModule):
+    """A norm over queries or keys with a weight for each feature of each head.
+
+    Heads are cut across ranks as the projection is. The checkpoint may have one vector, one row for each head, or one
+    module for each head (a rule with the head's number as its shard). It has no bias.
+
+    Args:
+        name: module path. shard: of the projection. size: features normalized together: of one head, or of the whole
+            projection, whose sums then run over all ranks. eps: added to the mean square. kind: ``rms`` or ``layer``.
+        communicator: of the ranks. dtype, device: of the weight.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        name: str,
+        shard: OutputShard,
+        size: int,
+        eps: float,
+        kind: str,
+        communicator: Communicator,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(name)
+        self.eps = eps
+        self._size, self._whole = size, shard.size
+        self._start, self._stop = shard.slice(RankInfo(communicator.rank, communicator.size))
+        self._centered = kind == "layer"
+        self._ranks = communicator if size == shard.size and communicator.size > 1 else None
+        local = self._stop - self._start
+        self.weight = nn.Parameter(torch.empty(local, dtype=dtype, device=device), requires_grad=False)
+        self._parts = 1 if size == shard.size else local // size
+        self._left = set(range(shard.size // size))
+        self._expect("weight")
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """Take the weight of all heads, or of one."""
+        if suffix != "weight":
+            return False
+        first, count = (int(shard) * self._size, self._size) if shard else (0, self._whole)
+        flat = self._part(tensor.flatten(), 0, count, 0, count, suffix)
+        low, high = max(first, self._start), min(first + count, self._stop)
+        if low < high:
+            target = self.weight[low - self._start : high - self._start]
+            self._copy(target, flat[low - first : high - first], suffix)
+        self._left -= {int(shard)} if shard else self._left
+        if not self._left:
+            self._filled(suffix)
+        return True
+
+    def forward(self, x_THD: torch.Tensor) -> torch.Tensor:
+        """Return the norm of this rank's heads [T, heads, D]."""
+        wide = torch.promote_types(x_THD.dtype, torch.float32)
+        x = x_THD.reshape(len(x_THD), self._parts, -1).to(wide)
+        if self._centered:
+            x = x - self._mean(x)
+        x = x * torch.rsqrt(self._mean(x.square()) + self.eps) * self.weight.view(self._parts, -1)
+        return x.to(x_THD.dtype).view(x_THD.shape)
+
+    def _mean(self, x_TPN: torch.Tensor) -> torch.Tensor:
+        """Return the mean over N, and over all ranks where they share what is normalized."""
+        if self._ranks is None:
+            return x_TPN.mean(-1, keepdim=True)
+        # Ranks that hold copies of a cache head hold equally many of each, so that the mean stays right.
+        total = self._ranks.all_reduce(x_TPN.sum(-1, keepdim=True))
+        return total / (x_TPN.shape[-1] * self._ranks.size)

@@ -27,6 +27,12 @@ class LoadableModule(nn.Module):
         """
         raise NotImplementedError
 
+    def row_place(self, shard: str, suffix: str) -> tuple[int, int] | None:
+        """Return (dimension along which outputs run in a checkpoint tensor, outputs in one stored number), or None
+        where the tensor says nothing of single outputs.
+        """
+        return 0, 1
+
     def unfilled(self) -> list[str]:
         """Return parameters (with shards) that have not been loaded."""
         return [
@@ -110,6 +116,15 @@ class SchemeWeight(LoadableModule):
             self._copy(self._place(spec, shard), piece, spec.name)
             self._filled(spec.name, shard)
         return bool(wanted)
+
+    def row_place(self, shard: str, suffix: str) -> tuple[int, int] | None:
+        """See the base class."""
+        for spec in self._specs:
+            if spec.suffix == suffix and spec.shard in (None, shard):
+                # A checkpoint has experts one by one.
+                experts = 1 if self.info.num_experts else 0
+                return None if spec.output_dim is None else (spec.output_dim - experts, spec.output_pack)
+        return super().row_place(shard, suffix)
 
     def finalize(self) -> None:
         """Let the scheme prepare the weight."""

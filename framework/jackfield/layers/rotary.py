@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from jackfield.errors import ConfigError, did_you_mean
+from jackfield.layers.rotary_scaling import attention_factor, scaled_frequencies
 
-SCALINGS = ("default", "linear", "llama3")
+__all__ = ["Rotary", "scaled_frequencies"]
 
 
 class Rotary(nn.Module):
-    """Angles for one kind of rotary embedding; shared by all layers that rotate alike."""
+    """Angles for one kind of rotary embedding; shared by all layers that rotate alike.
+
+    Args:
+        rotary_dim: R. theta: base. scaling: HF's ``rope_scaling`` object, or None. max_position: longest sequence the
+            model was made for. device: of the table. length: longest sequence that will be run; see
+            :func:`scaled_frequencies`.
+
+    Raises:
+        ConfigError: the scaling is unknown or incomplete.
+    """
 
     table_PR: torch.Tensor
 
@@ -26,55 +34,15 @@ class Rotary(nn.Module):
         scaling: Mapping[str, Any] | None,
         max_position: int,
         device: torch.device,
+        length: int = 0,
     ) -> None:
         super().__init__()
-        frequencies = scaled_frequencies(rotary_dim, theta, scaling)
-        positions = torch.arange(max_position, dtype=torch.float32)
+        frequencies = scaled_frequencies(rotary_dim, theta, scaling, max_position, length)
+        positions = torch.arange(max(max_position, length), dtype=torch.float32)
         angles = torch.outer(positions, frequencies)
-        self.register_buffer("table_PR", torch.cat((angles.cos(), angles.sin()), dim=-1).to(device), persistent=False)
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(scaling, max_position)
+        self.register_buffer("table_PR", table.to(device), persistent=False)
 
     def forward(self, positions_T: torch.Tensor) -> torch.Tensor:
         """Return cosines and sines [T, R] of the positions, in float32."""
         return self.table_PR.index_select(0, positions_T)
-
-
-def scaled_frequencies(rotary_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> torch.Tensor:
-    """Return the inverse wavelengths [R/2] after scaling.
-
-    Args:
-        rotary_dim: R. theta: base. scaling: HF's ``rope_scaling`` (or ``rope_parameters``) object, or None.
-
-    Raises:
-        ConfigError: the scaling type is unknown.
-    """
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
-    frequencies = 1.0 / (theta**exponents)
-    if scaling is None:
-        return frequencies
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return frequencies
-    if kind == "linear":
-        return frequencies / float(scaling["factor"])
-    if kind == "llama3":
-        return _llama3(frequencies, scaling)
-    if kind == "factors":
-        return frequencies / torch.tensor(scaling["factors"], dtype=torch.float32)
-    raise ConfigError(
-        f"rotary scaling '{kind}' is not known",
-        field="rope_scaling.rope_type",
-        value=kind,
-        remedy=did_you_mean(str(kind), SCALINGS) or f"known: {', '.join(SCALINGS)}",
-    )
-
-
-def _llama3(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
-    """Llama 3.1's rule: long waves are stretched by ``factor``, short ones stay, those between are blended."""
-    factor = float(scaling["factor"])
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    original = float(scaling["original_max_position_embeddings"])
-    waves = 2 * math.pi / frequencies
-    blend = (original / waves - low) / (high - low)
-    smooth = (1 - blend) * frequencies / factor + blend * frequencies
-    scaled = torch.where(waves > original / low, frequencies / factor, smooth)
-    return torch.where(waves < original / high, frequencies, scaled)

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from jackfield.errors import CheckpointError
-from jackfield.interfaces import ModelFacts, RowOrder, WeightMap, WeightRule
+from jackfield.interfaces import ModelFacts, WeightMap, WeightRule
 from jackfield.layers.moe import ExpertWeight
 from jackfield.layers.parameters import LoadableModule
+from jackfield.loader.arrange import arrange
 
 PLAIN_GGML = {"ggml:F32": "float32", "ggml:F16": "float16", "ggml:BF16": "bfloat16", "ggml:F64": "float64"}
 """GGML types that are torch types."""
@@ -58,9 +59,9 @@ def load_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress
     total, done, unused = sum(facts[n].nbytes for n in source), 0, []
     for name in source:
         module, _, suffix = name.rpartition(".")
-        taken = [_deliver(modules, rule, suffix, source, name) for rule in rules.get(module, ())]
+        taken = [_deliver(modules, rule, suffix, source, name) for rule in _rules_for(module, rules, weights)]
         # A rule may also name a whole tensor whose last part is no suffix that a layer knows (``A_log``).
-        taken += [_deliver(modules, rule, "weight", source, name) for rule in rules.get(name, ())]
+        taken += [_deliver(modules, rule, "weight", source, name) for rule in _rules_for(name, rules, weights)]
         if not any(taken) and not any(p.fullmatch(name) for p in ignore):
             unused.append(name)
         done += facts[name].nbytes
@@ -109,28 +110,23 @@ def load_dummy(model: nn.Module, seed: int = 0) -> None:
     finalize(model)
 
 
+def _rules_for(source: str, rules: Mapping[str, list[WeightRule]], weights: WeightMap) -> list[WeightRule]:
+    return rules.get(source) or rules.get(weights.droppable + source, [])
+
+
 def _deliver(modules: Mapping[str, LoadableModule], rule: WeightRule, suffix: str, source: Tensors, name: str) -> bool:
     module = modules.get(rule.target)
     if module is None:
         return False
     tensor = to_torch(source.get(name), source.facts.tensors[name].dtype)
-    if rule.rows is not None:
-        tensor = reorder_rows(tensor, rule.rows)
     try:
+        tensor = arrange(tensor, rule, module, suffix)
         if rule.expert is not None and isinstance(module, ExpertWeight):
             return module.load_expert(rule.expert, rule.shard, suffix, tensor)
         return module.load(rule.shard, suffix, tensor)
     except CheckpointError as error:
         error.message = f"{error.message} (tensor '{name}')"
         raise
-
-
-def reorder_rows(tensor: torch.Tensor, order: RowOrder) -> torch.Tensor:
-    """Return ``tensor`` with rows put into the module's order; see :class:`RowOrder`."""
-    if order.kind != "interleaved_pairs":
-        raise CheckpointError("unknown row order", field="weight_map.rows", value=order.kind)
-    pairs = tensor.view(order.units, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def _check_complete(modules: Mapping[str, LoadableModule], weights: WeightMap, unused: list[str]) -> None:

@@ -17,6 +17,7 @@ from jackfield.errors import ConfigError, did_you_mean
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    SAMPLING_OPS,
     DeviceFacts,
     Drafter,
     DrafterRequest,
@@ -276,7 +277,7 @@ def _experts(
 
 def _ops(bench: Bench, device: DeviceFacts, dtype: str, *, quantizing: bool) -> dict[str, OpDecision]:
     chosen = {}
-    for op in (*OPS, *QUANTIZING_OPS) if quantizing else OPS:
+    for op in (*OPS, *SAMPLING_OPS, *(QUANTIZING_OPS if quantizing else ())):
         request = OpRequest(subject=op, kind=op, dtype=dtype, device=device)
         decision = bench.decide("ops", request, bench.config.ops.resolve(kind=op), "ops")
         provider = cast(type[OpsProvider], decision.plugin)

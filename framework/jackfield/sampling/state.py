@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jackfield.interfaces import DrawBatch
 from jackfield.protocol import NewSequence, SamplingParams
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -58,7 +59,13 @@ class SamplingState:
         self.host_seeds = np.zeros(slots, dtype=np.int64)
         self.greedy = np.ones(slots, dtype=np.bool_)
         self.edits = np.zeros(slots, dtype=np.bool_)
+        """Any change of logits."""
+        self.single_edits = np.zeros(slots, dtype=np.bool_)
+        """Changes that are made row by row."""
+        self.penalized = np.zeros(slots, dtype=np.bool_)
+        self.prompts = np.zeros(slots, dtype=np.int64)
         self.processed = np.zeros(slots, dtype=np.bool_)
+        self._drawing = False
         self.logprobs = np.full(slots, -2, dtype=np.int64)
         self.prompt_logprobs = np.full(slots, -2, dtype=np.int64)
 
@@ -69,9 +76,9 @@ class SamplingState:
         for one in new:
             self._fill_host(one)
         slots = np.array([one.slot for one in new])
-        # Greedy rows read none of these numbers.
-        slots = slots[~self.greedy[slots]]
-        if len(slots):
+        # Without a row that draws, nothing reads these numbers.
+        if not self.greedy[slots].all() or self._drawing:
+            self._drawing = True
             index = torch.from_numpy(slots).to(self._device)
             for name, tensor in self.numbers.items():
                 tensor[index] = torch.from_numpy(self.host[name][slots]).to(self._device)
@@ -81,7 +88,7 @@ class SamplingState:
     def _fill_host(self, new: NewSequence) -> None:
         slot, params = new.slot, new.params
         values = {
-            "temperature": params.temperature,
+            "temperature": 0.0 if params.is_greedy else params.temperature,
             "top_p": params.top_p,
             "min_p": params.min_p,
             "presence": params.presence_penalty,
@@ -105,7 +112,30 @@ class SamplingState:
             new.request_id,
         )
         self.processed[slot] = bool(extras.processors)
-        self.edits[slot] = _edits_logits(extras)
+        self.prompts[slot] = new.prompt_length
+        self.single_edits[slot] = _edits_singly(extras)
+        self.penalized[slot] = _penalizes(params)
+        self.edits[slot] = self.single_edits[slot] or self.penalized[slot] or self.processed[slot]
+
+    def batch(
+        self, slots: npt.NDArray[np.int32], slots_device: torch.Tensor, positions: npt.NDArray[np.int32]
+    ) -> DrawBatch:
+        """Return what is needed to draw for some rows.
+
+        Args:
+            slots: [R]. slots_device: the same on the device, int64. positions: [R] of the tokens to draw.
+        """
+        return DrawBatch(
+            slots,
+            slots_device,
+            positions,
+            self.numbers,
+            self.top_k,
+            self.seeds,
+            self.host,
+            self.host_top_k,
+            self.greedy,
+        )
 
     def plain_greedy(self, slots: npt.NDArray[np.int32]) -> bool:
         """Return whether all of these sequences take the largest logit as it is, and want nothing else."""
@@ -121,21 +151,16 @@ class SamplingState:
         """Forget a slot."""
         self.extras.pop(slot, None)
         self.failures.pop(slot, None)
-        self.edits[slot] = self.processed[slot] = False
+        self.edits[slot] = self.single_edits[slot] = self.penalized[slot] = self.processed[slot] = False
         self.greedy[slot] = True
         self.logprobs[slot] = -2
         self.prompt_logprobs[slot] = -2
 
 
-def _edits_logits(extras: SlotExtras) -> bool:
+def _edits_singly(extras: SlotExtras) -> bool:
     params = extras.params
-    return bool(
-        params.logit_bias
-        or params.allowed_token_ids
-        or extras.bad_words
-        or extras.processors
-        or params.min_tokens
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-    )
+    return bool(params.logit_bias or params.allowed_token_ids or extras.bad_words or params.min_tokens)
+
+
+def _penalizes(params: SamplingParams) -> bool:
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)

@@ -117,6 +117,18 @@ class ClientGoneError(Exception):
     """The client closed the connection before it was answered."""
 
 
+class NotKeptError(HTTPException):
+    """404: a field of a request names something that is not here.
+
+    Args:
+        detail: what is missing. param: the field.
+    """
+
+    def __init__(self, detail: str, param: str) -> None:
+        super().__init__(404, detail)
+        self.param = param
+
+
 def shape_of(path: str) -> ErrorShape:
     """Return the shape of errors below a path."""
     return next(shape for prefix, shape in SHAPES if path.startswith(prefix))
@@ -136,6 +148,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(400, _text(error), "invalid_request_error", _param(error.field), None)
         case EngineDeadError():
             return Fault(503, _text(error), "service_unavailable", None, _ENGINE_DEAD)
+        case HTTPException() if isinstance(error.__cause__, ValueError | RecursionError):
+            return Fault(400, _unreadable(error.__cause__), "invalid_request_error", None, "invalid_json")
         case HTTPException():
             return _of_http(error)
         case JackfieldError():
@@ -207,7 +221,17 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     return text[:1].lower() + text[1:]
 
 
+def _unreadable(cause: BaseException) -> str:
+    match cause:
+        case RecursionError():
+            return "the body is no JSON that can be read: lists or objects lie too deep in each other"
+        case UnicodeDecodeError():
+            return "the body is no JSON: it is not encoded in UTF-8"
+    return "the body is no JSON that can be read: a number has too many digits"
+
+
 def _of_http(error: HTTPException) -> Fault:
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
     kind = kinds.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "server_error")
-    return Fault(error.status_code, _shorten(str(error.detail)), kind, headers=error.headers or {})
+    param = error.param if isinstance(error, NotKeptError) else None
+    return Fault(error.status_code, _shorten(str(error.detail)), kind, param, headers=error.headers or {})

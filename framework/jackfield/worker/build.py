@@ -139,6 +139,7 @@ def build_model(
         experts=spec.experts,
         weights=weights,
         tensors=spec.facts.tensors,
+        max_length=spec.max_model_len,
     )
     model = spec.architecture.build(spec.model_config, LayerBuilder(plan))
     model.eval()

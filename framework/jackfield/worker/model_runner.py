@@ -17,7 +17,8 @@ from jackfield.interfaces import Drafter, DraftOutcome, LogitsProcessor, Metadat
 from jackfield.protocol import ModelRunnerOutput, SamplerOutput, SchedulerOutput
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
-from jackfield.sampling.sampler import LogprobsMode, SampleRows
+from jackfield.sampling.draw import draw_tokens
+from jackfield.sampling.sampler import Draw, LogprobsMode, SampleRows
 from jackfield.worker.context import StepContext
 from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
@@ -43,6 +44,7 @@ class RunnerParts:
         processors: plugged logits processors by name. drafter: or None. num_drafts: K. vocab_size: drafts outside are
             dropped. max_length: of a sequence. logprobs_mode: what log probabilities are of.
         features: embeddings that stand for placeholders, or None. pooler: makes vectors instead of tokens, or None.
+        draw: the op ``draw_tokens``.
     """
 
     model: TextModel
@@ -62,6 +64,7 @@ class RunnerParts:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     features: FeatureTable | None = None
     pooler: Pooler | None = None
+    draw: Draw = draw_tokens
 
 
 class ModelRunner:
@@ -69,7 +72,7 @@ class ModelRunner:
 
     def __init__(self, parts: RunnerParts) -> None:
         self._parts = parts
-        self._sampler = Sampler(parts.state, parts.processors, parts.logprobs_mode)
+        self._sampler = Sampler(parts.state, parts.processors, parts.logprobs_mode, parts.draw)
         self._stream = parts.stream_api.new_stream() if parts.stream_api else None
 
     def launch(self, plan: SchedulerOutput) -> PendingStep:
@@ -105,7 +108,7 @@ class ModelRunner:
             logits, ids = parts.graphs.replay(plan)
             if parts.state.plain_greedy(plan.slots):
                 return self._deliver(plan, ids)
-            return self._sample(plan, logits.float(), plan.slots, plan.starts + 1)
+            return self._sample(plan, logits, plan.slots, plan.starts + 1)
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
         hidden_TE = self._forward(inputs, plan if merges else None, replay=True)
@@ -132,7 +135,7 @@ class ModelRunner:
             return self._sample_with_drafts(plan, inputs, hidden_TE)
         rows = np.flatnonzero(plan.samples)
         hidden_RE = hidden_TE.index_select(0, parts.transfer.send(inputs.ends[rows] - 1))
-        logits = parts.model.logits(hidden_RE).float()
+        logits = parts.model.logits(hidden_RE)
         return self._sample(plan, logits, plan.slots[rows], (plan.starts + plan.counts)[rows])
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
@@ -189,10 +192,10 @@ class ModelRunner:
         parts = self._parts
         slots_R, known_R = parts.transfer.send_index(np.stack((slots, known)))
         rows = SampleRows(slots, slots_R, known, parts.batch.tokens)
-        raw = self._raw(logits, slots)
-        ids = self._sampler.sample(logits, rows)
+        ids, edited = self._sampler.sample(logits, rows)
         parts.batch.tokens[slots_R, known_R] = ids.int()
-        return self._deliver(plan, ids, self._sampler.logprobs(raw, ids, slots))
+        shown = edited if self._sampler.shows_processed else logits
+        return self._deliver(plan, ids, self._sampler.logprobs(shown, ids, slots))
 
     def _deliver(
         self, plan: SchedulerOutput, ids: torch.Tensor, logprobs: list[TokenLogprobs | None] | None = None
@@ -215,13 +218,13 @@ class ModelRunner:
         within = np.arange(len(owner)) - np.repeat(np.cumsum(drafts + 1) - drafts - 1, drafts + 1)
         first = inputs.ends[rows] - 1 - drafts
         hidden_RE = hidden_TE.index_select(0, parts.transfer.send(first[owner] + within))
-        logits = parts.model.logits(hidden_RE).float()
+        logits = parts.model.logits(hidden_RE)
         slots, known = plan.slots[rows], (plan.starts + plan.counts)[rows] - drafts
         lengths = (known[owner] + within).astype(np.int32)
         sample_rows = SampleRows(slots[owner], parts.transfer.send_index(slots[owner]), lengths, parts.batch.tokens)
-        raw = self._raw(logits, slots)
-        ids = self._sampler.sample(logits, sample_rows)
-        logprobs = self._sampler.logprobs(raw, ids, slots[owner])
+        ids, edited = self._sampler.sample(logits, sample_rows)
+        shown = edited if self._sampler.shows_processed else logits
+        logprobs = self._sampler.logprobs(shown, ids, slots[owner])
         tokens, accepted = verify(plan, rows, drafts, owner, within, ids.cpu().numpy())
         row, place = np.nonzero(tokens >= 0)
         parts.batch.write_tokens(slots[row], known[row] + place, tokens[row, place])
@@ -239,13 +242,6 @@ class ModelRunner:
                 vocab_size=parts.vocab_size,
             )
         return PendingStep(lambda: output)
-
-    def _raw(self, logits: torch.Tensor, slots: Ints) -> torch.Tensor:
-        """Return logits that edits will not touch, copied only when both edits and log probabilities are wanted."""
-        state = self._parts.state
-        wanted = bool((state.logprobs[slots] > -2).any() and state.edits[slots].any())
-        wanted = wanted and not self._sampler.shows_processed
-        return logits.clone() if wanted else logits
 
 
 def _nothing_sampled(plan: SchedulerOutput) -> PendingStep:

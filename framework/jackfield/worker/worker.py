@@ -21,6 +21,7 @@ from jackfield.interfaces import (
 from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache, retention_of
 from jackfield.protocol import SchedulerOutput
 from jackfield.sampling import SamplingState
+from jackfield.sampling.sampler import Draw
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
 from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
@@ -66,6 +67,7 @@ class Worker:
             max_length=plan.max_model_len,
             logprobs_mode=spec.config.get("sampling.logprobs_mode"),
             features=FeatureTable(transfer, getattr(torch, spec.dtype), spec.model_config.hidden_size),
+            draw=self._draw(),
             pooler=Pooler(spec.pooler, getattr(model, "classify", None)) if spec.pooler else None,
         )
         self._runner = ModelRunner(parts)
@@ -102,6 +104,10 @@ class Worker:
         vocab_size, device = self.spec.model_config.vocab_size, self._platform.device
         built = ((c.name, c.build(LogitsEnv(vocab_size, device, settings))) for c, settings in self.spec.processors)
         return dict(built)
+
+    def _draw(self) -> Draw:
+        provider, request, settings = self.spec.ops["draw_tokens"]
+        return provider.build("draw_tokens", request, settings)
 
     def _drafter(self, model: nn.Module, max_length: int) -> Drafter | None:
         spec = self.spec

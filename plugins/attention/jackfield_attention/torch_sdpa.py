@@ -31,7 +31,7 @@ class TorchSdpaBackend(AttentionBackend):
     summary = "paged attention in plain torch; reference everywhere"
     kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
     features: ClassVar[frozenset[str]] = frozenset(
-        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "diff_kv"}
+        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "alibi", "diff_kv"}
     )
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16", "float64"})
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
@@ -39,11 +39,16 @@ class TorchSdpaBackend(AttentionBackend):
 
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
-        """See Plugin: the cache is read as it is stored, so that its type must be the computation's."""
-        if request.cache_dtype in ("", request.dtype):
-            return ()
-        detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
-        return (Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"),)
+        """See Plugin: the cache is read as it is stored, so that its type must be the computation's. Soft caps and
+        linear biases together are no model's: which comes first is not known.
+        """
+        found = []
+        if request.cache_dtype not in ("", request.dtype):
+            detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
+            found.append(Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"))
+        if request.softcap and "alibi" in request.needs:
+            found.append(Reason("softcap", "softcap", "a soft cap and linear biases in one layer"))
+        return found
 
     @classmethod
     def preference(cls, request: AttentionRequest) -> Preference:

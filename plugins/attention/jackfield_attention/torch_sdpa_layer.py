@@ -13,7 +13,7 @@ value size, L tokens seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ class Rows:
 
     hidden_CP says which cells of the blocks a row must not see; hidden_blocks and hidden_places list the same cells.
     What they hold is somebody else's, or was never written: it may be NaN, which no weight of zero takes away.
+    distance_CP is how far behind the row's token each cell lies, negated; only where biases depend on it.
     """
 
     tokens: torch.Tensor
@@ -42,12 +43,13 @@ class Rows:
     hidden_blocks: torch.Tensor
     hidden_places: torch.Tensor
     count: int
+    distance_CP: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class Long:
     """One long query: tokens of the step [start, stop), pages of its blocks, tokens seen, and a mask [N, L] or None
-    for plain causal.
+    for plain causal. distance_NL is as in :class:`Rows`; it comes with a mask.
     """
 
     start: int
@@ -55,6 +57,7 @@ class Long:
     pages: torch.Tensor
     length: int
     mask_NL: torch.Tensor | None
+    distance_NL: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class SdpaMetadataBuilder:
     def __init__(self, env: AttentionEnv) -> None:
         self._block = env.block_size
         self._window = env.request.window
+        self._biased = "alibi" in env.request.needs
         self._device = env.device
 
     def allocate(self, limits: StepLimits) -> None:
@@ -122,22 +126,31 @@ class SdpaMetadataBuilder:
         hidden = (position >= seen[owners, None]) | (position < first_seen[owners, None])
         pages = step.block_table[self._tensor(sequence[owners]), self._tensor(index)]
         in_blocks, places = (self._tensor(part) for part in np.nonzero(hidden))
+        distance = self._tensor(position - (seen[owners, None] - 1)) if self._biased else None
         return Rows(
-            self._tensor(tokens), self._tensor(owners), pages, self._tensor(hidden), in_blocks, places, len(seen)
+            self._tensor(tokens),
+            self._tensor(owners),
+            pages,
+            self._tensor(hidden),
+            in_blocks,
+            places,
+            len(seen),
+            distance,
         )
 
     def _long(self, step: AttentionStep, sequence: int, start: int, stop: int, length: int) -> Long:
         block, count = self._block, stop - start
         first = max(0, length - count - self._window + 1) // block if self._window else 0
         pages = step.block_table[sequence, first : (length + block - 1) // block]
-        mask_NL = None
-        if count < length or self._window:
+        mask_NL = distance_NL = None
+        if count < length or self._window or self._biased:
             seen = torch.arange(first * block, length, device=self._device)
             mine = torch.arange(length - count, length, device=self._device).unsqueeze(1)
             mask_NL = seen <= mine
             if self._window:
                 mask_NL &= seen > mine - self._window
-        return Long(start, stop, pages, length - first * block, mask_NL)
+            distance_NL = seen - mine if self._biased else None
+        return Long(start, stop, pages, length - first * block, mask_NL, distance_NL)
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -149,6 +162,7 @@ class SdpaLayer:
     def __init__(self, env: AttentionEnv) -> None:
         self._scale = env.request.scale
         self._softcap = env.request.softcap
+        self._slopes_H = env.alibi_slopes
         self._block = env.block_size
 
     def write(
@@ -188,6 +202,8 @@ class SdpaLayer:
         scores_CKGP = q_RKGD.index_select(0, rows.owners) @ k_CKPD.transpose(-1, -2)
         if self._softcap:
             scores_CKGP = torch.tanh(scores_CKGP / self._softcap) * self._softcap
+        if rows.distance_CP is not None:
+            scores_CKGP += self._bias(rows.distance_CP[:, None, None, :], scores_CKGP.shape[1:3], scores_CKGP.dtype)
         scores_CKGP.masked_fill_(rows.hidden_CP[:, None, None, :], float("-inf"))
         best_CKG = scores_CKGP.amax(-1)
         best_RKG = torch.full(q_RKGD.shape[:3], float("-inf"), dtype=q_RHD.dtype, device=q_RHD.device)
@@ -206,16 +222,25 @@ class SdpaLayer:
         if self._softcap:
             out_NHV.copy_(self._capped(q_HND, k_KLD, v_KLV, query).transpose(0, 1))
             return
+        mask = query.mask_NL
+        if query.distance_NL is not None and mask is not None:
+            bias_HNL = self._bias(query.distance_NL, (len(q_HND), 1), q_HND.dtype)
+            mask = bias_HNL.masked_fill_(~mask, float("-inf")).unsqueeze(0)
         mixed_HNV = F.scaled_dot_product_attention(
             q_HND.unsqueeze(0),
             k_KLD.unsqueeze(0),
             v_KLV.unsqueeze(0),
-            attn_mask=query.mask_NL,
-            is_causal=query.mask_NL is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self._scale,
             enable_gqa=True,
         )
         out_NHV.copy_(mixed_HNV[0].transpose(0, 1))
+
+    def _bias(self, distance: torch.Tensor, heads: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return linear biases (ALiBi, arXiv:2108.12409): slopes, seen as ``heads``, times distances."""
+        assert self._slopes_H is not None, "a layer that needs alibi is built with slopes"
+        return (self._slopes_H.view(*heads, 1) * distance).to(dtype)
 
     def _capped(self, q_HND: torch.Tensor, k_KLD: torch.Tensor, v_KLV: torch.Tensor, query: Long) -> torch.Tensor:
         groups = len(q_HND) // len(k_KLD)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from jackfield.interfaces import OPS, QUANTIZING_OPS, Band, OpRequest, OpsProvider, Preference, Settings
+from jackfield.interfaces import (
+    OPS,
+    QUANTIZING_OPS,
+    SAMPLING_OPS,
+    Band,
+    OpRequest,
+    OpsProvider,
+    Preference,
+    Settings,
+)
 
 
 class TorchOps(OpsProvider):
@@ -13,7 +22,7 @@ class TorchOps(OpsProvider):
 
     name = "torch"
     summary = "torch references of all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset(OPS) | frozenset(QUANTIZING_OPS)
+    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS})
 
     @classmethod
     def preference(cls, request: OpRequest) -> Preference:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    SAMPLING_OPS,
     Band,
     OpRequest,
     OpsProvider,
@@ -27,7 +28,7 @@ class TritonOps(OpsProvider):
 
     name = "triton"
     summary = "fused Triton kernels for all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset(OPS) | frozenset(QUANTIZING_OPS)
+    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
@@ -52,8 +53,13 @@ class TritonOps(OpsProvider):
     @classmethod
     def build(cls, op: str, request: OpRequest, settings: Settings) -> Callable[..., Any]:
         """Return the launcher of ``op``."""
-        from jackfield_ops.triton_launch import LAUNCHERS
         from jackfield_triton.launch import pdl_of
+
+        if op in SAMPLING_OPS:
+            from jackfield_ops.triton_draw import draw_tokens
+
+            return draw_tokens
+        from jackfield_ops.triton_launch import LAUNCHERS
 
         capability = (0, 0) if request.device is None else request.device.capability
         return partial(LAUNCHERS[op], pdl=pdl_of(capability, settings.values.get("pdl", True)))

@@ -175,3 +175,10 @@ def test_every_size_of_figure_fits_into_the_picture(most: float) -> None:
 def test_a_picture_of_nothing_is_a_picture() -> None:
     root = ET.fromstring(picture("t", "n", [run(1, 0.0, None, None, completed=0)], (99.0,)))
     assert root.findall(f".//{SVG}circle") == []
+
+
+def test_numbers_and_long_titles_are_written_to_be_read() -> None:
+    root = ET.fromstring(draw("t" * 300, "n" * 300, [Panel("p", (Line("l", ((2e6, 0.5),)),))], ["1"]))
+    texts = [str(text.text) for text in root.findall(f".//{SVG}text")]
+    assert "2,000,000" in texts and "0.5" in texts and not any("e+" in text for text in texts)
+    assert texts[:2] == ["t" * 104 + "…", "n" * 139 + "…"]

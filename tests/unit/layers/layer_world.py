@@ -32,8 +32,8 @@ from jackfield.loader.weights import finalize, loadable_modules
 from jackfield.worker.context import StepContext
 from jackfield.worker.storage import allocate_cache
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
+from jackfield_models.decoder_model import DecoderModel
 from jackfield_models.llama import Llama, LlamaConfig, Qwen3
-from jackfield_models.llama_model import LlamaModel
 from jackfield_moe.torch_experts import TorchExperts
 from jackfield_ops.torch_ops import TorchOps
 from jackfield_quantization.unquantized import Unquantized
@@ -161,7 +161,7 @@ class TinyModel:
         choice = LayerAttention("full", TorchSdpaBackend, self.env)
         plan = build_plan(communicator, dict.fromkeys(group.layers, choice))
         model = architecture.build(config, LayerBuilder(plan))
-        assert isinstance(model, LlamaModel)
+        assert isinstance(model, DecoderModel)
         self.model = model
         load(model, tensors, architecture.weight_map(config, "safetensors"))
         cache_group = CacheGroup("full", group.layers, (spec,) * len(group.layers))

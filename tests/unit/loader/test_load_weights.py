@@ -25,7 +25,8 @@ from jackfield.interfaces import (
 from jackfield.layers.linear import Linear
 from jackfield.layers.norm import RmsNorm
 from jackfield.loader import load_dummy, load_weights
-from jackfield.loader.weights import reorder_rows, to_torch
+from jackfield.loader.arrange import reorder_rows
+from jackfield.loader.weights import to_torch
 from jackfield_quantization.unquantized import Unquantized
 
 CPU = torch.device("cpu")

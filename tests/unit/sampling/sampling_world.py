@@ -50,7 +50,8 @@ class World:
         return SampleRows(host, torch.from_numpy(host.astype(np.int64)), known, self.tokens)
 
     def sample(self, logits: torch.Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> list[int]:
-        return self.sampler.sample(logits.clone(), self.rows(slots, lengths)).tolist()
+        ids, _ = self.sampler.sample(logits, self.rows(slots, lengths))
+        return ids.tolist()
 
 
 def softmax(logits: Sequence[float] | Floats) -> Floats:

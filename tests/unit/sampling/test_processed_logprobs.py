@@ -29,9 +29,8 @@ def run(mode: LogprobsMode, params: SamplingParams, draws: int = 1) -> tuple[dic
     tokens = torch.zeros((draws, 4), dtype=torch.int32)
     rows = SampleRows(slots, torch.arange(draws), np.ones(draws, dtype=np.int32), tokens)
     logits = torch.tensor([LOGITS] * draws)
-    raw = logits.clone()
-    ids = sampler.sample(logits, rows)
-    found = sampler.logprobs(logits if sampler.shows_processed else raw, ids, slots)
+    ids, edited = sampler.sample(logits, rows)
+    found = sampler.logprobs(edited if sampler.shows_processed else logits, ids, slots)
     assert found is not None and found[0] is not None
     return dict(zip(found[0].token_ids, found[0].values, strict=True)), Counter(ids.tolist())
 

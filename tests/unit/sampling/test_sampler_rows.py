@@ -83,7 +83,7 @@ def test_a_slot_that_is_released_keeps_nothing() -> None:
     world.state.release(0)
     world.add(0, params(temperature=0))
     rows = world.rows([0])
-    assert world.sampler.sample(torch.tensor([[5.0, 1.0]]), rows).tolist() == [0]
+    assert world.sampler.sample(torch.tensor([[5.0, 1.0]]), rows)[0].tolist() == [0]
     assert world.sampler.logprobs(torch.tensor([[5.0, 1.0]]), torch.tensor([0]), rows.slots) is None
 
 
@@ -127,8 +127,9 @@ def test_penalties_equal_the_scalar_rule(
     )
     world = World(1)
     world.add(0, values, prompt=prompt, output=output)
-    edited = torch.tensor([logits])
-    world.sampler.sample(edited, world.rows([0]))
+    before = torch.tensor([logits])
+    _, edited = world.sampler.sample(before, world.rows([0]))
+    assert torch.equal(before, torch.tensor([logits])), "the model's own logits stay as they are"
     expected = penalized(logits, values, prompt, output)
     assert torch.allclose(edited[0], torch.tensor(expected), atol=1e-4)
 
@@ -136,9 +137,8 @@ def test_penalties_equal_the_scalar_rule(
 def edited(values: SamplingParams, logits: list[float], **kept: object) -> list[float]:
     world = World(1)
     world.add(0, values, **kept)  # type: ignore[arg-type]
-    tensor = torch.tensor([logits])
-    world.sampler.sample(tensor, world.rows([0]))
-    row: list[float] = tensor[0].tolist()
+    _, found = world.sampler.sample(torch.tensor([logits]), world.rows([0]))
+    row: list[float] = found[0].tolist()
     return row
 
 
@@ -179,8 +179,9 @@ def test_edits_of_one_row_leave_the_others_alone() -> None:
     world.add(0, params(temperature=0, allowed_token_ids=[1]))
     world.add(1, params(temperature=0))
     logits = torch.tensor([[5.0, 1.0], [5.0, 1.0]])
-    assert world.sampler.sample(logits, world.rows([0, 1])).tolist() == [1, 0]
-    assert logits[1].tolist() == [5.0, 1.0]
+    ids, found = world.sampler.sample(logits, world.rows([0, 1]))
+    assert ids.tolist() == [1, 0]
+    assert found[1].tolist() == [5.0, 1.0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -223,3 +224,28 @@ def test_a_row_of_nan_does_not_disturb_the_others(values: dict[str, float]) -> N
     world.add(1, params(**values))
     ids = world.sample(torch.tensor([[math.nan] * 4, [50.0, 0.0, 0.0, 0.0]]), [0, 1])
     assert 0 <= ids[0] < 4 and ids[1] == 0
+
+
+def test_penalties_of_many_rows_are_those_of_each() -> None:
+    generator = np.random.default_rng(4)
+    count = 150
+    world = World(count, length=40)
+    kept = []
+    for slot in range(count):
+        prompt = generator.integers(0, VOCAB, generator.integers(1, 20)).tolist()
+        output = generator.integers(0, VOCAB, generator.integers(0, 18)).tolist()
+        values = params(temperature=0.0)
+        if slot % 3:
+            rates = generator.uniform(-2, 2, 2).tolist()
+            values = params(
+                temperature=0.0,
+                repetition_penalty=float(generator.uniform(0.5, 2.0)),
+                frequency_penalty=rates[0],
+                presence_penalty=rates[1],
+            )
+        world.add(slot, values, prompt=prompt, output=output)
+        kept.append((values, prompt, output))
+    logits = torch.from_numpy(generator.normal(size=(count, VOCAB)).astype(np.float32))
+    _, found = world.sampler.sample(logits, world.rows(list(range(count))))
+    wanted = [penalized(logits[i].tolist(), *kept[i]) for i in range(count)]
+    torch.testing.assert_close(found, torch.tensor(np.array(wanted), dtype=torch.float32), atol=1e-4, rtol=0)

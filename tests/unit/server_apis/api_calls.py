@@ -52,8 +52,8 @@ def prompt_of(engine: FakeEngine) -> str:
     return "".join("<s>" if token == 257 else chr(token) for token in engine.prompts[-1])
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
+def run(test: Callable[[], Awaitable[None]], seconds: float = 20) -> None:
+    asyncio.run(asyncio.wait_for(test(), seconds))
 
 
 class PoolEngine(FakeEngine):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
-from api_calls import CHAT, COUNT, HI, MESSAGES, TOOLS, message, named_events, prompt_of
+from api_calls import CHAT, COUNT, HI, MESSAGES, RESPONSES, TOOLS, message, named_events, prompt_of, run
 from fake_engine import FakeEngine, post
+from test_server_disconnect import Connection, Hasty, until
 
 from jackfield.errors import EngineDeadError
 from jackfield.server.anthropic.types import Message
@@ -65,22 +67,17 @@ def test_a_stream_has_the_events_in_order() -> None:
         ({}, "end_turn", None, "Hello"),
         ({"max_tokens": 2}, "max_tokens", None, "He"),
         ({"stop_sequences": ["X", "lo"]}, "stop_sequence", "lo", "Hel"),
-        ({"max_tokens": 1000, "ignore_eos": True, "messages": [{"role": "user", "content": "a" * 230}]}, "", None, ""),
+        ({"messages": [{"role": "user", "content": "a" * 235}]}, "model_context_window_exceeded", None, "Hel"),
     ],
 )
 def test_j158_p1_a_stream_ends_as_the_whole_answer_does(
     fields: dict[str, Any], reason: str, sequence: str | None, text: str
 ) -> None:
-    if not reason:
-        reason, text = "model_context_window_exceeded", "HelloHe"
-    whole = post(
-        FakeEngine([*b"Hello"], forever=True) if len(text) > 5 else FakeEngine("Hello"), MESSAGES, message(**fields)
-    ).json()
-    engine = FakeEngine([*b"Hello"], forever=True) if len(text) > 5 else FakeEngine("Hello")
-    events = named_events(post(engine, MESSAGES, message(**fields, stream=True)))
+    whole = post(FakeEngine("Hello"), MESSAGES, message(**fields)).json()
+    events = named_events(post(FakeEngine("Hello"), MESSAGES, message(**fields, stream=True)))
     assert events[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
-    assert whole["content"] == [{"type": "text", "text": joined(events)}]
+    assert whole["content"] == [{"type": "text", "text": text}] and joined(events) == text
     assert events[-2]["usage"] == whole["usage"]
 
 
@@ -198,3 +195,21 @@ def test_an_error_in_mid_stream_is_the_last_event() -> None:
         "error": {"type": "api_error", "message": "the engine process ended"},
     }
     assert not engine.living
+
+
+@pytest.mark.parametrize("kind", [Connection, Hasty])
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_u245_a_client_that_leaves_frees_everything(kind: type[Connection], path: str, stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine("ab", forever=True, max_model_len=10_000_000)
+        body = message(max_tokens=1_000_000) if path == MESSAGES else {"input": "hi"}
+        connection = kind(engine, path, {**body, "stream": stream, "ignore_eos": True})
+        task = asyncio.create_task(connection.run())
+        await until(lambda: bool(engine.prompts) and (kind is Hasty or not stream or len(connection.sent) > 3))
+        if not (kind is Hasty and stream):
+            connection.left.set()
+        await task
+        await until(lambda: not engine.living)
+
+    run(test)

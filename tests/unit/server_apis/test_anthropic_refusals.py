@@ -99,7 +99,12 @@ def test_what_a_template_for_tools_does_not_help(fields: dict[str, Any], text: s
 
 
 def test_values_that_ask_for_nothing_pass() -> None:
-    fields = {"container": None, "context_management": {"edits": []}, "speed": "standard", "mcp_servers": []}
+    fields: dict[str, Any] = {
+        "container": None,
+        "context_management": {"edits": []},
+        "speed": "standard",
+        "mcp_servers": [],
+    }
     fields |= {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}, "tool_choice": {"type": "auto"}}
     assert post(FakeEngine(), MESSAGES, message(**fields)).status_code == 200
 

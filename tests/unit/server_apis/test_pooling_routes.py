@@ -85,7 +85,7 @@ def test_labels() -> None:
     assert (engine.pooling[0].task, engine.pooling[0].activation) == ("classify", False)
 
 
-def cosine(left: list[float], right: list[float]) -> float:
+def cosine(left: list[int], right: list[int]) -> float:
     return float(np.dot(left, right) / np.linalg.norm(left) / np.linalg.norm(right))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from jackfield.errors import RequestError
 from jackfield.protocol import SamplingParams
@@ -19,6 +22,11 @@ PASSED = (
     "extra_args",
 )
 """Fields that are sampling parameters of the same name and meaning."""
+_UNSENDABLE: Mapping[type[Exception], str] = {
+    UnicodeEncodeError: "a text has half of a surrogate pair, which is no character",
+    OverflowError: "a whole number has more than 64 bits",
+    RecursionError: "lists or objects lie too deep in each other",
+}
 MAX_BIAS = 100.0
 MAX_CHOICES = 16384
 """Choices of one request, over all its prompts."""
@@ -39,6 +47,7 @@ def sampling_params(
     given |= {name: value for name, value in others.items() if value is not None}
     if request.logit_bias is not None:
         given["logit_bias"] = logit_bias(request.logit_bias)
+    check_sendable(given)
     kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
     tokens = None if max_tokens is None else max(max_tokens, 1)
     return engine.default_sampling_params(**given, max_tokens=tokens, output_kind=kind)
@@ -57,6 +66,19 @@ def logit_bias(given: dict[str, float]) -> dict[int, float]:
         RequestError: a key is no token id, or a bias is not from -100 to 100.
     """
     return {_token(key): _bias(key, value) for key, value in given.items()}
+
+
+def check_sendable(given: Mapping[str, Any]) -> None:
+    """Refuse values that no message can carry, wherever in a field they are.
+
+    Raises:
+        RequestError: a text is no Unicode, a number has more than 64 bits, or lists lie too deep in each other.
+    """
+    for name, value in given.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+            raise RequestError(_UNSENDABLE[type(error)], field=name, value=value, remedy="change it") from None
 
 
 def check_logprobs(state: ServerState, field: str, value: int | None) -> None:

@@ -15,6 +15,8 @@ MAX_WORDS = 1024
 """Bad words of one request."""
 MAX_TOOLS = 1024
 """Tools, or documents, of one request."""
+MAX_INT = 2**63 - 1
+"""Largest whole number that a message to the engine can carry."""
 
 T = TypeVar("T")
 
@@ -52,5 +54,5 @@ Messages = Annotated[
     list[dict[str, Any]],
     Field(min_length=1, max_length=MAX_MESSAGES),
 ]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INT)]

@@ -79,7 +79,7 @@ class Lifetimes:
 
 class Lifetime:
     """Ends requests that take too long, and all of them when the server stops. One that was not answered yet gets 504
-    (503 when the server stops); a stream of events gets a last event with the error; any other answer is broken off.
+    (503 when the server stops, 408 when its body has not come to the end); a stream of events gets a last event with the error; any other answer is broken off.
     The application is cancelled first, so that what it holds, its engine requests included, is free.
 
     Args:
@@ -90,6 +90,8 @@ class Lifetime:
         self._app, self._lifetimes, self._limit = app, lifetimes, limit
         text = f"the request took longer than the {limit:g} s that this server allows" if limit else ""
         self._too_long = Fault(504, text, "timeout_error", code="request_timeout", headers=CLOSE)
+        late = f"the body of the request did not come within the {limit:g} s that this server allows" if limit else ""
+        self._too_slow = Fault(408, late, "timeout_error", code="request_timeout", headers=CLOSE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or route_path(scope) in PROBES:
@@ -111,7 +113,8 @@ class Lifetime:
             await self._end(scope, receive, send)
 
     async def _end(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fault, call = self._lifetimes.ending or self._too_long, call_of(scope)
+        call = call_of(scope)
+        fault = self._lifetimes.ending or (self._too_long if call.read else self._too_slow)
         if call.complete or call.left:
             return
         if call.status is None or scope["type"] == "websocket":

@@ -42,9 +42,17 @@ def _too_large(message: str) -> Fault:
     return Fault(431, message, code="headers_too_large", headers=CLOSE)
 
 
+_ENCODED = Fault(
+    415,
+    "request bodies are taken as they are, without a content-encoding",
+    code="unsupported_content_encoding",
+    headers=CLOSE,
+)
+
+
 class BodyLimit:
     """Refuses bodies of more than ``size`` bytes with 413: by ``Content-Length`` before anything is read, and by
-    counting where the length is not told.
+    counting where the length is not told. Compressed bodies, whose size nobody knows, are refused with 415.
     """
 
     def __init__(self, app: ASGIApp, size: int) -> None:
@@ -57,8 +65,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "")
-        if not length.isdecimal():
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+            await refuse(_ENCODED, scope, receive, send)
+        elif not length.isdecimal():
             await self._count(scope, receive, send)
         elif int(length) > self._size:
             await refuse(self._fault, scope, receive, send)

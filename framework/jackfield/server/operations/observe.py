@@ -108,6 +108,7 @@ def _watch_receive(call: Call, receive: Receive) -> Receive:
         message = await receive()
         if message["type"] == "http.disconnect" and not call.complete:
             call.left = True
+        call.read = call.read or (message["type"] == "http.request" and not message.get("more_body", False))
         return message
 
     return watched

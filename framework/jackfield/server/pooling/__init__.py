@@ -1,0 +1,1 @@
+"""Routes of engines that make vectors: embeddings, labels, scores of pairs."""

@@ -1,0 +1,274 @@
+"""One decoder for all dense architectures: what tells them apart is data in :class:`DecoderConfig`, and names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jackfield.errors import CheckpointError
+from jackfield.interfaces import AttentionGroup, BuildContext, ConfigReader, ModelArchitecture, TextConfig, WeightMap
+from jackfield_models.names import LLAMA, Names, weight_map
+from jackfield_models.rope import Rope, read_rope
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PRE = frozenset({"input_norm", "post_norm"})
+POST = frozenset({"attention_norm", "mlp_norm"})
+SANDWICH = PRE | POST
+
+Layers = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderConfig(TextConfig):
+    """What the decoder needs.
+
+    Args:
+        num_heads, num_kv_heads, head_size, intermediate_size: sizes. activation: HF's name. gated: the MLP multiplies
+            two projections.
+        norms: which norms a layer has: ``input_norm`` before attention, ``post_norm`` before the MLP,
+            ``attention_norm`` and ``mlp_norm`` behind them. norm_eps, norm_kind, norm_offset, norm_weight, norm_bias:
+            as BuildContext.norm takes them. final_norm: whether a norm comes before the head.
+        order: ``sequential``; ``parallel``, where attention and MLP see the same stream; ``sum``, where the norms
+            behind attention and MLP take the sum with the stream (the first transformer).
+        qkv_bias, output_bias, mlp_bias, head_bias: which projections add a bias.
+        qk_norm: how queries and keys are normalized: not at all (``""``), each head with one weight for all
+            (``head``) or with its own (``heads``), or all heads together (``projection``). qk_norm_kind: ``rms`` or
+            ``layer``. qk_norm_bias: whether it has one. qk_norm_last: it comes after the rotation.
+        ropes: per layer the rotary embedding, or None. windows: per layer the sliding window, or None. scales: per
+            layer the factor on scores. softcap: on scores. alibi: slopes of linear biases of all heads, or ().
+            clip: largest number of q, k and v, or 0.
+        positions: rows of the table of learned positions, or 0. position_offset: row of position 0.
+        embed_size: width of the embedding and of the head, where projections connect them with the layers.
+        embed_scale: factor on embeddings. embed_norm: whether a norm follows them.
+        residual_scale: factor on what attention and MLP add. logit_scale, logit_softcap: on logits.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    norms: frozenset[str] = PRE
+    norm_eps: float = 1e-6
+    norm_kind: str = "rms"
+    norm_offset: float = 0.0
+    norm_weight: bool = True
+    norm_bias: bool = True
+    final_norm: bool = True
+    order: str = "sequential"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: str = ""
+    qk_norm_kind: str = "rms"
+    qk_norm_bias: bool = False
+    qk_norm_last: bool = False
+    ropes: tuple[Rope | None, ...] = ()
+    windows: Layers = ()
+    scales: tuple[float, ...] = ()
+    softcap: float = 0.0
+    alibi: tuple[float, ...] = ()
+    clip: float = 0.0
+    positions: int = 0
+    position_offset: int = 0
+    embed_size: int = 0
+    embed_scale: float = 1.0
+    embed_norm: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+
+    @property
+    def embed_width(self) -> int:
+        """Width of the embedding and of the head."""
+        return self.embed_size or self.hidden_size
+
+    def modules(self) -> frozenset[str]:
+        """Return which modules have weights: those of a layer by their name in it."""
+        projected = self.embed_width != self.hidden_size
+        there = {
+            "norm": self.final_norm and self.norm_weight,
+            "head": not self.tie_embeddings,
+            "positions": bool(self.positions),
+            "embed_norm": self.embed_norm,
+            "project_in": projected,
+            "project_out": projected,
+            "gate_up": self.gated,
+            "up": not self.gated,
+            "q_norm": bool(self.qk_norm),
+            "k_norm": bool(self.qk_norm),
+            **dict.fromkeys(self.norms, self.norm_weight),
+        }
+        return frozenset({"embed", "qkv", "o", "down", *(name for name, is_there in there.items() if is_there)})
+
+
+class Decoder(ModelArchitecture):
+    """Base of the dense decoders. A subclass says how it differs from Llama: in names of keys and modules, in
+    defaults, and in ``details``.
+    """
+
+    features: ClassVar[frozenset[str]] = frozenset({"taps", "embeddings_in"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"generate", "pool"})
+    names: ClassVar[Names] = LLAMA
+    keys: ClassVar[Mapping[str, str]] = {}
+    """Keys that have another name than Llama's."""
+    tied: ClassVar[bool] = False
+    """Whether the head is the embedding where the configuration is silent."""
+    eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)
+    """Key of the norms' epsilon, and its default."""
+    activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")
+    theta: ClassVar[float] = 10000.0
+    part: ClassVar[float] = 1.0
+    """Share of a head's features that rotate where the configuration is silent."""
+    max_position: ClassVar[int] = 2048
+    paired: ClassVar[bool] = False
+    """Whether rotary pairs lie next to each other in a head, as in GPT-J."""
+
+    @classmethod
+    def config(cls, hf: ConfigReader) -> DecoderConfig:
+        """See ModelArchitecture."""
+        heads, width = cls.require(hf, "num_attention_heads"), cls.require(hf, "hidden_size")
+        values: dict[str, Any] = {
+            "vocab_size": cls.require(hf, "vocab_size"),
+            "hidden_size": width,
+            "num_layers": cls.require(hf, "num_hidden_layers"),
+            "max_position": hf.get(cls.key("max_position_embeddings"), cls.max_position),
+            "dtype": str(hf.get("dtype") or hf.get("torch_dtype") or ""),
+            "tie_embeddings": bool(hf.get("tie_word_embeddings", cls.tied)),
+            "num_heads": heads,
+            "num_kv_heads": hf.get(cls.key("num_key_value_heads"), heads),
+            "head_size": hf.get("head_dim") or width // heads,
+            "intermediate_size": cls.inner_size(hf, width),
+            "norm_eps": hf.get(*cls.eps),
+            "activation": hf.get(*cls.activation),
+        }
+        values |= cls.details(hf, values)
+        return DecoderConfig(**cls.with_layers(hf, values))
+
+    @classmethod
+    def inner_size(cls, hf: ConfigReader, width: int) -> int:
+        """Return the MLP's inner size."""
+        return cls.require(hf, "intermediate_size")
+
+    @classmethod
+    def details(cls, hf: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the architecture has besides, or otherwise; ``values`` is what was read so far."""
+        return {}
+
+    @classmethod
+    def with_layers(cls, hf: ConfigReader, values: dict[str, Any]) -> dict[str, Any]:
+        """Fill in what is given layer by layer: no windows, one rotary embedding, one scale."""
+        layers, size = values["num_layers"], values["head_size"]
+        if "ropes" not in values:
+            values["ropes"] = (read_rope(hf, size, theta=cls.theta, part=cls.part),) * layers
+        values.setdefault("windows", (None,) * layers)
+        values.setdefault("scales", (size**-0.5,) * layers)
+        return values
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        """Return the configuration's key of what Llama calls ``name``."""
+        return cls.keys.get(name, name)
+
+    @classmethod
+    def require(cls, hf: ConfigReader, name: str) -> int:
+        """Return a size that the configuration must have."""
+        return int(hf.require(cls.key(name), int))
+
+    @classmethod
+    def attention_groups(cls, config: DecoderConfig) -> tuple[AttentionGroup, ...]:
+        """See ModelArchitecture."""
+        kinds = list(zip(config.windows, config.scales, strict=True))
+        scales = sorted(set(config.scales), reverse=True)
+        groups = []
+        for window, scale in dict.fromkeys(kinds):
+            name = "full" if window is None else f"sliding_{window}"
+            groups.append(
+                AttentionGroup(
+                    name=name if len(scales) == 1 else f"{name}_{scales.index(scale)}",
+                    kind="full" if window is None else "sliding",
+                    layers=tuple(i for i, kind in enumerate(kinds) if kind == (window, scale)),
+                    num_heads=config.num_heads,
+                    num_kv_heads=config.num_kv_heads,
+                    head_size=config.head_size,
+                    value_head_size=config.head_size,
+                    scale=scale,
+                    window=window,
+                    softcap=config.softcap,
+                    features=_features(config),
+                    extra={"alibi_slopes": config.alibi} if config.alibi else {},
+                )
+            )
+        return tuple(groups)
+
+    @classmethod
+    def weight_map(cls, config: DecoderConfig, container: str) -> WeightMap:
+        """See ModelArchitecture."""
+        return weight_map(cls.names, config, paired=cls.paired)
+
+    @classmethod
+    def build(cls, config: DecoderConfig, ctx: BuildContext) -> nn.Module:
+        """See ModelArchitecture."""
+        from jackfield_models.decoder_model import DecoderModel
+
+        return DecoderModel(config, cls.attention_groups(config), ctx)
+
+
+def _features(config: DecoderConfig) -> frozenset[str]:
+    there = {"gqa": config.num_kv_heads != config.num_heads, "alibi": bool(config.alibi)}
+    return frozenset(name for name, is_there in there.items() if is_there)
+
+
+def windows_by_type(types: list[str], window: int | None) -> Layers:
+    """Return each layer's window from HF's ``layer_types``.
+
+    Raises:
+        CheckpointError: a layer is of a type that is neither full nor sliding attention.
+    """
+    unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise CheckpointError(
+            f"layers of these types are not known: {', '.join(unknown)}",
+            field="config.json: layer_types",
+            value=types,
+            remedy="this architecture has full_attention and sliding_attention",
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def every(count: int, layers: int) -> list[str]:
+    """Return layer types where every ``count``-th layer has full attention and the others a window."""
+    return ["full_attention" if count and (i + 1) % count == 0 else "sliding_attention" for i in range(layers)]
+
+
+def expect(hf: ConfigReader, **wanted: Any) -> None:
+    """Read keys that must have one value, or be absent.
+
+    Raises:
+        CheckpointError: one of them has another value: the architecture as it is written here would compute something
+            else.
+    """
+    wrong = {key: hf.get(key) for key, value in wanted.items() if hf.get(key) not in (None, value)}
+    if wrong:
+        listing = ", ".join(f"{key} = {value!r}" for key, value in wrong.items())
+        raise CheckpointError(
+            f"the configuration asks for what this architecture does not do: {listing}",
+            field="config.json",
+            value=sorted(wrong),
+            remedy="use a plugin that knows these values",
+        )
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return the slope of each head (ALiBi, arXiv:2108.12409): powers of one base for the largest power of two of
+    heads, and for the others every second power of the root of that base.
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    base = 2.0 ** (-8.0 / whole)
+    first = [base ** (i + 1) for i in range(whole)]
+    return tuple(first + [(base**0.5) ** (2 * i + 1) for i in range(heads - whole)])
