@@ -1,6 +1,9 @@
 """One call on a GPU machine: ceilings, kernel tests, kernel rates, and the engine workloads of ``engine_bench.py``.
 
-    python benchmarks/gpu_session.py --out DIR [--models qwen3-0.6b qwen3-8b] [--skip tests kernels] [--budget SECONDS]
+    python benchmarks/gpu_session.py --out DIR [--models qwen3-0.6b qwen3-8b qwen3-8b+fp8] [--skip tests kernels]
+        [--budget SECONDS]
+
+A model with ``+METHOD`` is quantized at load.
 
 Every part runs in its own process with a time limit; its output goes to DIR/PART.log and its JSON lines to
 DIR/figures.jsonl.
@@ -21,7 +24,7 @@ HERE = Path(__file__).parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", nargs="*", default=["qwen3-0.6b", "qwen3-8b"])
+    parser.add_argument("--models", nargs="*", default=["qwen3-0.6b", "qwen3-8b", "qwen3-8b+fp8"])
     parser.add_argument("--works", nargs="*", default=[])
     parser.add_argument("--skip", nargs="*", default=[])
     parser.add_argument("--budget", type=float, default=560)
@@ -42,8 +45,10 @@ def main() -> None:
         "kernels": [str(HERE / "gpu_kernels.py")],
     }
     only = ["--only", *args.works] if args.works else []
-    for model in args.models:
-        parts[model] = [str(HERE / "engine_bench.py"), "--engine", "jackfield", "--model", model, *only]
+    for name in args.models:
+        model, _, method = name.partition("+")
+        options = ["--quantization", method] if method else []
+        parts[name] = [str(HERE / "engine_bench.py"), "--engine", "jackfield", "--model", model, *options, *only]
     for name, command in parts.items():
         if name not in args.skip:
             run(name, command, args.out, deadline - time.monotonic())

