@@ -24,7 +24,7 @@ help:
 	@echo "make test         check, guards, and integration tests that are not slow"
 	@echo "make e2e          the page for people, in Chromium"
 	@echo "make test-full    test, the slow tests, the page, and the Triton kernels in the interpreter"
-	@echo "make soak         half an hour of mixed load with disconnects, by hand"
+	@echo "make soak         twice half an hour of mixed load with disconnects, by hand"
 	@echo "make docs-config  write docs/reference/config.md and docs/reference/cli.md anew"
 
 setup: $(STAMP)
@@ -76,8 +76,9 @@ e2e: setup
 test-full: test test-slow e2e test-kernels
 
 soak: setup
-	@echo "==> half an hour of mixed load (by hand; record the result in docs/benchmarks.md)"
+	@echo "==> half an hour of mixed load on the engine, and as long on the server (by hand; record the result in docs/benchmarks.md)"
 	$(BIN)/python benchmarks/soak.py --minutes 30
+	$(BIN)/python benchmarks/soak.py --server --minutes 30
 
 docs-config: setup
 	$(BIN)/python -m jackfield.cli.reference

@@ -177,6 +177,17 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
+    @property
+    def labels(self) -> int:
+        """How many labels the model scores."""
+        pooler = self._inputs.limits.pooler
+        return 0 if pooler is None else pooler.labels
+
+    @property
+    def token_types(self) -> int:
+        """How many types of tokens the model tells apart; 0 or 1: none."""
+        return self._inputs.limits.token_types
+
     async def encode(
         self,
         prompt: Prompt,

@@ -22,11 +22,14 @@ from jackfield.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or ``{"prompt_embeds": [T, E]}`` (a tensor
-or an array, one row for each token) with optional ``cache_salt``.
+or an array, one row for each token) with optional ``cache_salt``. Models that make vectors take two texts that are read
+together, ``{"prompt": text, "text_pair": text}``, and ``token_type_ids`` beside ``prompt_token_ids``.
 """
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
-PROMPT_KEYS = (*CONTENT_KEYS, "cache_salt")
+BESIDE = {"text_pair": "prompt", "token_type_ids": "prompt_token_ids"}
+"""Keys that stand beside another one."""
+PROMPT_KEYS = (*CONTENT_KEYS, *BESIDE, "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class ProcessorLimits:
         vocab_size: of the model. max_model_len: prompt and output. eos_token_ids: of the model. seed: base for requests
             without a seed; None draws fresh ones. processors: active logits processors. pooler: how hidden states
             become results, or None for an engine that generates. embedding_size: E of embeddings that the model takes
-            as a prompt; 0: it takes none. hidden_size: of embeddings that it makes.
+            as a prompt; 0: it takes none. hidden_size: of embeddings that it makes. token_types: rows of the model's
+            table of them.
     """
 
     vocab_size: int
@@ -48,6 +52,7 @@ class ProcessorLimits:
     pooler: PoolerConfig | None = None
     embedding_size: int = 0
     hidden_size: int = 0
+    token_types: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class ProcessedPrompt:
     ids: list[int]
     cache_salt: str = ""
     features: tuple[Feature, ...] = ()
+    token_types: list[int] | None = None
 
 
 class InputProcessor:
@@ -88,17 +94,20 @@ class InputProcessor:
         Raises:
             RequestError: it is empty, malformed, too long, or has ids outside the vocabulary.
         """
-        salt = ""
+        salt, types, pair = "", None, None
         if isinstance(prompt, Mapping):
+            types, pair = prompt.get("token_type_ids"), prompt.get("text_pair")
             key, prompt, salt = _unpack(prompt)
             if key == "prompt_embeds":
                 return self._embedded(prompt, salt)
+        if pair is not None:
+            return self._pair(prompt, pair, salt)
         if isinstance(prompt, str):
             text, ids = prompt, self._encode(prompt)
         else:
             text, ids = None, self._check_ids(prompt)
         self._check_length(ids)
-        return ProcessedPrompt(text, ids, salt)
+        return ProcessedPrompt(text, ids, salt, token_types=self._check_types(types, len(ids)))
 
     def requests(
         self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, priority: int = 0
@@ -159,6 +168,7 @@ class InputProcessor:
             cache_salt=prompt.cache_salt,
             features=list(prompt.features) or None,
             pooling=self._resolve_pooling(params),
+            token_types=prompt.token_types,
         )
 
     def _resolve_pooling(self, params: PoolingParams) -> PoolingParams:
@@ -186,6 +196,36 @@ class InputProcessor:
                 remedy=f"use a number from 1 to {width}",
             )
         return params if params.per_token else msgspec.structs.replace(params, method=params.method or pooler.method)
+
+    def _pair(self, text: Any, pair: Any, salt: str) -> ProcessedPrompt:
+        """Return two texts that are read together."""
+        if self._limits.pooler is None or not (isinstance(text, str) and isinstance(pair, str)):
+            raise RequestError(
+                "two texts are read together by models that make vectors, and both must be texts",
+                field="text_pair",
+                value=pair,
+                remedy="leave text_pair out" if self._limits.pooler is None else "send two texts",
+            )
+        for one in (text, pair):
+            self._check_text(one)
+        assert self._tokenizer is not None
+        ids, types = self._tokenizer.encode_pair(text, pair)
+        self._check_length(ids)
+        return ProcessedPrompt(text, ids, salt, token_types=types if self._limits.token_types > 1 else None)
+
+    def _check_types(self, types: Any, count: int) -> list[int] | None:
+        if types is None:
+            return None
+        kinds = self._limits.token_types if self._limits.pooler is not None else 0
+        known = set(range(kinds)) if kinds > 1 else set()
+        if not isinstance(types, Sequence) or len(types) != count or not known.issuperset(types):
+            raise RequestError(
+                f"there must be one type from 0 to {kinds - 1} for each token" if known else "the model has no types",
+                field="token_type_ids",
+                value=types,
+                remedy="correct token_type_ids" if known else "leave token_type_ids out",
+            )
+        return list(types)
 
     def _embedded(self, values: Any, salt: str) -> ProcessedPrompt:
         """Return a prompt of embeddings: placeholders, and the numbers as a feature."""
@@ -222,6 +262,12 @@ class InputProcessor:
                 )
 
     def _encode(self, text: str) -> list[int]:
+        self._check_text(text)
+        assert self._tokenizer is not None
+        return self._tokenizer.encode(text)
+
+    def _check_text(self, text: str) -> None:
+        """Refuse a text that cannot be tokenized, or need not be to know that it is too long."""
         if self._tokenizer is None:
             raise RequestError(
                 "the engine was started without a tokenizer",
@@ -232,7 +278,6 @@ class InputProcessor:
         # A token is at most a few dozen bytes; a text far beyond that cannot fit and need not be tokenized to know it.
         if len(text) > 512 * self._limits.max_model_len:
             raise _too_long(f"{len(text)} characters", self._limits.max_model_len)
-        return self._tokenizer.encode(text)
 
     def _check_ids(self, ids: Any) -> list[int]:
         good = isinstance(ids, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
@@ -331,6 +376,11 @@ def _unpack(prompt: Mapping[str, Any]) -> tuple[str, Any, str]:
             value=sorted(prompt),
             remedy=hint or f"known keys: {', '.join(PROMPT_KEYS)}",
         )
+    for key, owner in BESIDE.items():
+        if prompt.get(key) is not None and given[0] != owner:
+            raise RequestError(
+                f"{key} stands beside {owner}", field=key, value=prompt[key], remedy=f"send {owner}, or leave {key} out"
+            )
     return given[0], prompt[given[0]], str(prompt.get("cache_salt") or "")
 
 

@@ -229,8 +229,8 @@ class LLM:
         return self.encode(prompts, PoolingParams(task="classify"), use_tqdm)
 
     def score(self, left: str | Sequence[str], right: str | Sequence[str]) -> list[float]:
-        """Return how alike texts are, pair by pair: the cosine of their embeddings. One text on the left is compared
-        with all on the right.
+        """Return how well texts fit together, pair by pair: the score that a model with one label gives both read
+        together, or else the cosine of their embeddings. One text on the left is compared with all on the right.
 
         Raises:
             RequestError: the numbers of texts do not fit, or a text is wrong.
@@ -243,6 +243,11 @@ class LLM:
                 value=len(lefts),
                 remedy="give one text on the left, or as many as on the right",
             )
+        pooler = self._inputs.limits.pooler
+        if pooler is not None and pooler.labels == 1:
+            lefts = lefts * len(rights) if len(lefts) == 1 else lefts
+            pairs = [{"prompt": one, "text_pair": other} for one, other in zip(lefts, rights, strict=True)]
+            return [float(output.data[0]) for output in self.classify(pairs)]
         outputs = self.embed([*lefts, *rights])
         first, second = outputs[: len(lefts)], outputs[len(lefts) :]
         first = first * len(second) if len(first) == 1 else first

@@ -49,6 +49,7 @@ class Prepared:
             pooler=self.resolution.pooler,
             embedding_size=model.hidden_size if takes_embeddings else 0,
             hidden_size=model.hidden_size,
+            token_types=model.token_types,
         )
         return InputProcessor(self.tokenizer, limits)
 

@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("platforms", Platform),
-        Family("models", ModelArchitecture, (1, 2)),
+        Family("models", ModelArchitecture, (1, 3)),
         Family("quantization_methods", QuantizationMethod, (1, 1)),
         Family("moe_experts", ExpertsBackend),
         Family("attention_backends", AttentionBackend),

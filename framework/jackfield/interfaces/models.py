@@ -142,6 +142,7 @@ class TextConfig:
         vocab_size: rows of the embedding. hidden_size: width. num_layers: layers that mix tokens.
         max_position: longest sequence the model was made for. dtype: type the checkpoint was saved for, or ``""``.
         eos_token_ids, bos_token_id: from the model's config. tie_embeddings: the head is the embedding.
+        token_types: rows of the table that tells the texts of a pair apart; 0: there is none.
     """
 
     vocab_size: int
@@ -150,6 +151,7 @@ class TextConfig:
     max_position: int
     dtype: str = ""
     tie_embeddings: bool = False
+    token_types: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,6 +204,11 @@ class ForwardContext(Protocol):
 
     def angles(self, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         """Return cosines and sines [T, R] of a rotary embedding; computed once per step."""
+        ...
+
+    @property
+    def token_types(self) -> torch.Tensor | None:
+        """[T] which text of a pair each token belongs to, or None where the model does not tell them apart."""
         ...
 
     @property

@@ -97,3 +97,18 @@ class Attention(nn.Module):
         if not isinstance(self.q_norm, RmsNorm) or not isinstance(self.k_norm, RmsNorm):
             return None, None, 0.0
         return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+
+
+class EncoderAttention(Attention):
+    """Softmax attention inside each sequence of a step. Nothing is kept."""
+
+    def forward(self, qkv: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """See Attention."""
+        tokens, split = qkv.shape[0], (self.heads + self.kv_heads) * self.head_size
+        qk = qkv[:, :split].view(tokens, self.heads + self.kv_heads, self.head_size)
+        v_TKV = qkv[:, split:].view(tokens, self.kv_heads, self.value_size)
+        self._prepare(qk, None if self.rotary is None else ctx.angles(self.rotary, positions))
+        out = torch.empty((tokens, self.heads, self.value_size), dtype=qkv.dtype, device=qkv.device)
+        q_THD, k_TKD = qk[:, : self.heads], qk[:, self.heads :]
+        self.backend.attend_fresh(q_THD, k_TKD, v_TKV, ctx.metadata(self.group), out)
+        return out.flatten(1)

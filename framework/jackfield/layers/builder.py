@@ -26,7 +26,7 @@ from jackfield.interfaces import (
 )
 from jackfield.interfaces.moe import ExpertsBackend
 from jackfield.layers.activation import GatedActivation, PlainActivation
-from jackfield.layers.attention import Attention
+from jackfield.layers.attention import Attention, EncoderAttention
 from jackfield.layers.composite import Composite
 from jackfield.layers.linear import Embedding, Head, Linear
 from jackfield.layers.moe import Moe
@@ -150,7 +150,8 @@ class LayerBuilder:
         choice = self._plan.attention[layer]
         heads, kv_heads = self.local_heads(group.num_heads), self.local_kv_heads(group.num_kv_heads)
         part = choice.backend.layer(self._with_slopes(choice.env, group, heads), layer)
-        return Attention(
+        module = EncoderAttention if group.kind == "encoder" else Attention
+        return module(
             layer,
             choice.name,
             group,

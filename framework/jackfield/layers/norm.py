@@ -103,6 +103,10 @@ class LayerNorm(PlainWeight):
         self.eps = eps
         self._offset = offset
 
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """Take a weight or a bias; the first checkpoints of BERT call them gamma and beta."""
+        return super().load(shard, {"gamma": "weight", "beta": "bias"}.get(suffix, suffix), tensor)
+
     def feed(self, layer: Fed) -> None:
         """There is no quantizing form of this norm."""
 

@@ -57,7 +57,8 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, gc=False):
         features: parts of the prompt that are no text. encoder_tokens: length of the encoder's output that cross
             attention keeps. bad_words: token sequences that must not be completed.
         processors: names of the logits processors that want this request. pooling: what to make of the hidden states,
-            for engines that make vectors, method resolved; max_tokens is 1 then.
+            for engines that make vectors, method resolved; max_tokens is 1 then. token_types: which text of a pair each
+            token belongs to, or None: all to the first.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, gc=False):
     bad_words: list[list[int]] = []
     processors: list[str] = []
     pooling: PoolingParams | None = None
+    token_types: list[int] | None = None
 
 
 class PooledResult(msgspec.Struct, gc=False):

@@ -29,7 +29,7 @@ class NewSequence:
         token_ids: prompt and, after preemption, output so far. prompt_length: how many of them are the prompt.
         params: sampling parameters. processors: names of the logits processors that want it. eos_token_ids: end ids
             that min_tokens must suppress, stop ids included. seed: of its draws. features: parts of the prompt that are
-            no text. pooling: what to make of the hidden states.
+            no text. pooling: what to make of the hidden states. token_types: of each token, or None for zeros.
     """
 
     slot: int
@@ -45,6 +45,7 @@ class NewSequence:
     processors: Sequence[str] = ()
     features: Sequence[Feature] = ()
     pooling: PoolingParams | None = None
+    token_types: Sequence[int] | None = None
 
 
 @dataclass(slots=True)

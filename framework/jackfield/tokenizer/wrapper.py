@@ -39,6 +39,31 @@ class Tokenizer:
         ids: list[int] = self._hf.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
+    def encode_pair(
+        self,
+        text: str,
+        pair: str,
+        add_special_tokens: bool = True,
+        *,
+        keep: int | None = None,
+        keep_pair: int | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts that are read together, and which of them each id belongs to (0 or 1).
+
+        Args:
+            text, pair: the texts. add_special_tokens: put the model's own between and around them. keep: most ids in
+                all; the second text is cut first. keep_pair: most ids of the second text.
+        """
+        first, second = (self._hf(one, add_special_tokens=False).encodings[0] for one in (text, pair))
+        if keep_pair is not None:
+            second.truncate(keep_pair)
+        if keep is not None:
+            special = self._hf.num_special_tokens_to_add(pair=True) if add_special_tokens else 0
+            first.truncate(max(keep - special, 0))
+            second.truncate(max(keep - special - len(first), 0))
+        made = self._hf.backend_tokenizer.post_process(first, second, add_special_tokens)
+        return made.ids, made.type_ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``. Bytes that are no UTF-8 become U+FFFD; ids without a token become nothing."""
         text: str = self._hf.decode(

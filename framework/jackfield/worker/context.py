@@ -36,6 +36,7 @@ class StepContext:
     metadata_by_group: Mapping[str, Any]
     slots_by_group: Mapping[str, torch.Tensor]
     adapters: torch.Tensor | None = None
+    token_types: torch.Tensor | None = None
     taps: frozenset[int] = frozenset()
     tapped: dict[int, torch.Tensor] = field(default_factory=dict)
     recorder: Recorder | None = None

@@ -29,13 +29,14 @@ class StepInputs:
 
     Args:
         ids_T, positions_T: int64. steps: per cache group what attention sees. ends: [B] on the host: index after each
-            sequence's last token.
+            sequence's last token. types_T: int64, or None where the model has no token types.
     """
 
     ids_T: torch.Tensor
     positions_T: torch.Tensor
     steps: list[AttentionStep]
     ends: npt.NDArray[np.int64]
+    types_T: torch.Tensor | None = None
 
 
 class InputBatch:
@@ -44,10 +45,18 @@ class InputBatch:
 
     Args:
         slots: S. max_length: L. block_size: tokens in a block. groups: cache groups. transfer: to the device.
+        typed: whether tokens have types.
     """
 
     def __init__(
-        self, slots: int, max_length: int, block_size: int, groups: Sequence[CacheGroup], transfer: Transfer
+        self,
+        slots: int,
+        max_length: int,
+        block_size: int,
+        groups: Sequence[CacheGroup],
+        transfer: Transfer,
+        *,
+        typed: bool = False,
     ) -> None:
         blocks = -(-max_length // block_size)
         device = transfer.device
@@ -56,6 +65,7 @@ class InputBatch:
         self._block_size = block_size
         self._max_length = max_length
         self.tokens = torch.zeros((slots + 1, max_length + 1), dtype=torch.int32, device=device)
+        self._types = torch.zeros_like(self.tokens) if typed else None
         self._states = [group.is_state for group in groups]
         self._tables = [torch.zeros((slots + 1, blocks), dtype=torch.int32, device=device) for _ in groups]
 
@@ -72,6 +82,10 @@ class InputBatch:
         slots = np.repeat([n.slot for n in new], lengths)
         places = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         self.write_tokens(slots, places, np.concatenate([n.token_ids for n in new]))
+        if self._types is not None:
+            send = self._transfer.send_index
+            types = np.concatenate([_types(n) for n in new])
+            self._types[send(slots), send(places)] = self._transfer.send(types)
 
     def write_tokens(self, slots: npt.NDArray[np.integer], places: npt.NDArray[np.integer], ids: Ints) -> None:
         """Write token ids that the host knows."""
@@ -131,7 +145,8 @@ class InputBatch:
                     states=self._state_pages(block_table, starts_B, lengths) if is_state else None,
                 )
             )
-        return StepInputs(ids_T, positions_T, steps, ends)
+        types_T = None if self._types is None else self._types[slots_T, positions_T].long()
+        return StepInputs(ids_T, positions_T, steps, ends, types_T)
 
     def prepare_decode(self, slots_B: torch.Tensor, positions_B: torch.Tensor) -> StepInputs:
         """Return the inputs of a step with one new token for each sequence, from device tensors alone.
@@ -181,3 +196,9 @@ class InputBatch:
         else:
             pages = block_table[sequence_T, blocks]
         return pages.long() * self._block_size + positions_T % self._block_size
+
+
+def _types(new: NewSequence) -> Ints:
+    if new.token_types is None:
+        return np.zeros(len(new.token_ids), dtype=np.int32)
+    return np.array(new.token_types, dtype=np.int32)

@@ -167,7 +167,8 @@ class ModelRunner:
         metadata = {name: parts.builders[name].build(step) for name, step in steps.items()}
         if replay and merged is None and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
             return parts.pieces.replay(inputs, metadata)
-        context = StepContext(parts.caches, metadata, {name: step.slots for name, step in steps.items()})
+        slots = {name: step.slots for name, step in steps.items()}
+        context = StepContext(parts.caches, metadata, slots, token_types=inputs.types_T)
         hidden_TE = parts.model.embed(inputs.ids_T)
         if merged is not None and parts.features is not None:
             parts.features.merge(merged, inputs.ends, hidden_TE)

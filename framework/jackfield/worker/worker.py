@@ -51,7 +51,8 @@ class Worker:
         plan = self._plan_cache()
         transfer = Transfer(device)
         max_length = plan.max_model_len + spec.num_drafts
-        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, plan.groups, transfer)
+        typed = spec.model_config.token_types > 1
+        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, plan.groups, transfer, typed=typed)
         parts = RunnerParts(
             model=model,  # type: ignore[arg-type]  # a torch module cannot be checked against a Protocol
             batch=batch,

@@ -21,6 +21,7 @@ from jackfield.interfaces import (
 )
 
 if TYPE_CHECKING:
+    from jackfield_attention.torch_sdpa_encoder import SdpaEncoderLayer
     from jackfield_attention.torch_sdpa_layer import SdpaLayer
 
 
@@ -29,7 +30,7 @@ class TorchSdpaBackend(AttentionBackend):
 
     name = "torch_sdpa"
     summary = "paged attention in plain torch; reference everywhere"
-    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding", "encoder"})
     features: ClassVar[frozenset[str]] = frozenset(
         {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "alibi", "diff_kv"}
     )
@@ -48,6 +49,9 @@ class TorchSdpaBackend(AttentionBackend):
             found.append(Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"))
         if request.softcap and "alibi" in request.needs:
             found.append(Reason("softcap", "softcap", "a soft cap and linear biases in one layer"))
+        if request.kind == "encoder":
+            extra = sorted({"softcap", "alibi"} & request.needs)
+            found += [Reason(need, "needs", f"encoder layers have no {need}") for need in extra]
         return found
 
     @classmethod
@@ -59,7 +63,11 @@ class TorchSdpaBackend(AttentionBackend):
 
     @classmethod
     def cache_specs(cls, request: AttentionRequest) -> Sequence[CacheSpec]:
-        """Return one layout: heads outside tokens, so that a block's head is one contiguous matrix."""
+        """Return one layout: heads outside tokens, so that a block's head is one contiguous matrix. Encoders keep
+        nothing.
+        """
+        if request.kind == "encoder":
+            return [CacheSpec(())]
         heads, dtype = request.local_kv_heads, request.cache_dtype or request.dtype
         value_size = request.value_head_size or request.head_size
         planes = (
@@ -71,13 +79,21 @@ class TorchSdpaBackend(AttentionBackend):
     @classmethod
     def metadata_builder(cls, env: AttentionEnv) -> MetadataBuilder:
         """See AttentionBackend."""
+        if env.request.kind == "encoder":
+            from jackfield_attention.torch_sdpa_encoder import EncoderMetadataBuilder
+
+            return EncoderMetadataBuilder(env)
         from jackfield_attention.torch_sdpa_layer import SdpaMetadataBuilder
 
         return SdpaMetadataBuilder(env)
 
     @classmethod
-    def layer(cls, env: AttentionEnv, index: int) -> SdpaLayer:
+    def layer(cls, env: AttentionEnv, index: int) -> SdpaLayer | SdpaEncoderLayer:
         """See AttentionBackend."""
+        if env.request.kind == "encoder":
+            from jackfield_attention.torch_sdpa_encoder import SdpaEncoderLayer
+
+            return SdpaEncoderLayer(env)
         from jackfield_attention.torch_sdpa_layer import SdpaLayer
 
         return SdpaLayer(env)

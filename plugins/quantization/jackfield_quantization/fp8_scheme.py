@@ -1,7 +1,7 @@
 """A dense weight that becomes float8_e4m3fn with a float32 scale for each output.
 
-One row of activations is multiplied as it is (the weight is expanded in registers); more are quantized row by row first,
-so that matrix units take 8-bit floats on both sides. Legend: T rows of activations, I inputs, O outputs.
+One row of activations is multiplied as it is (the weight is expanded in registers); more are quantized row by row
+first, so that matrix units take 8-bit floats on both sides. Legend: T rows of activations, I inputs, O outputs.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def sent(route: Route, name: str, value: str) -> bytes:
     """Return a request in which one field has a value."""
     others = {key: kept for key, kept in route.body.items() if key != name}
     text = json.dumps(others)[:-1]
-    return f'{text}{", " if others else ""}{json.dumps(name)}: {value}}}'.encode()
+    return f"{text}{', ' if others else ''}{json.dumps(name)}: {value}}}".encode()
 
 
 def wrong_field(route: Route, body: bytes) -> str | None:

@@ -73,7 +73,9 @@ def test_compressed_bodies_are_refused(pair: Pair, route: Route) -> None:
         assert line.post(route.path, json.dumps(route.body).encode(), content_encoding="identity").status != 415
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "\xff/\xff"])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "\xff/\xff"]
+)
 @pytest.mark.parametrize("route", ROUTES, ids=PATHS)
 def test_other_content_types_are_refused(pair: Pair, route: Route, kind: str) -> None:
     with Line(url(pair, route)) as line:
@@ -169,7 +171,9 @@ def test_what_is_no_http(pair: Pair, data: bytes) -> None:
     assert found and set(found) <= {400, 404}
 
 
-@pytest.mark.parametrize("path", ["/v1/completions/", "/v1//completions", "/%00", "/%ff", "/v1/completions?" + "a" * 8000])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions/", "/v1//completions", "/%00", "/%ff", "/v1/completions?" + "a" * 8000]
+)
 def test_odd_paths(pair: Pair, path: str) -> None:
     with Line(pair.writer.url) as line:
         answer = line.post(path, GOOD)

@@ -63,6 +63,9 @@ class PoolEngine(FakeEngine):
         together: answer only once so many requests are there.
     """
 
+    labels = 0
+    token_types = 0
+
     def __init__(self, together: int = 1, **settings: Any) -> None:
         super().__init__(task="pool", **settings)
         limits = ProcessorLimits(258, self.max_model_len, (), pooler=PoolerConfig())

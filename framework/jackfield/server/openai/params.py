@@ -24,7 +24,7 @@ PASSED = (
 """Fields that are sampling parameters of the same name and meaning."""
 _UNSENDABLE: Mapping[type[Exception], str] = {
     UnicodeEncodeError: "a text has half of a surrogate pair, which is no character",
-    OverflowError: "a whole number has more than 64 bits",
+    OverflowError: "a whole number is too large",
     RecursionError: "lists or objects lie too deep in each other",
 }
 MAX_BIAS = 100.0
@@ -72,11 +72,12 @@ def check_sendable(given: Mapping[str, Any]) -> None:
     """Refuse values that no message can carry, wherever in a field they are.
 
     Raises:
-        RequestError: a text is no Unicode, a number has more than 64 bits, or lists lie too deep in each other.
+        RequestError: a text is no Unicode, a number is too large, or lists lie too deep in each other.
     """
     for name, value in given.items():
         try:
-            msgspec.msgpack.encode(value)
+            # Rules of plain numbers have texts of their own; only what no comparison can take is caught here.
+            float(value) if isinstance(value, int) else msgspec.msgpack.encode(value)
         except (UnicodeEncodeError, OverflowError, RecursionError) as error:
             raise RequestError(_UNSENDABLE[type(error)], field=name, value=value, remedy="change it") from None
 

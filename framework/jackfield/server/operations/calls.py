@@ -71,7 +71,7 @@ class Call:
             ``traceparent`` and ``tracestate``.
         route: the pattern that fit (``/v1/responses/{id}``), or "" when none did. status: of the answer, None before it
             began. streams: the answer is a stream of server-sent events. complete: the answer was sent to its end.
-            read: its body came to the end. left: the client closed the connection before that.
+            reading: the application waits for the rest of the body. left: the client closed the connection before that.
         duration: in seconds, set at the end. generations: the engine requests that it made.
     """
 
@@ -86,7 +86,7 @@ class Call:
     status: int | None = None
     streams: bool = False
     complete: bool = False
-    read: bool = False
+    reading: bool = False
     left: bool = False
     duration: float = 0.0
     generations: list[Generation] = field(default_factory=list)

@@ -79,8 +79,9 @@ class Lifetimes:
 
 class Lifetime:
     """Ends requests that take too long, and all of them when the server stops. One that was not answered yet gets 504
-    (503 when the server stops, 408 when its body has not come to the end); a stream of events gets a last event with the error; any other answer is broken off.
-    The application is cancelled first, so that what it holds, its engine requests included, is free.
+    (503 when the server stops, 408 when its body has not come to the end); a stream of events gets a last event with
+    the error; any other answer is broken off. The application is cancelled first, so that what it holds, its engine
+    requests included, is free.
 
     Args:
         lifetimes: the requests that run. limit: longest time in seconds, or None.
@@ -114,7 +115,7 @@ class Lifetime:
 
     async def _end(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = call_of(scope)
-        fault = self._lifetimes.ending or (self._too_long if call.read else self._too_slow)
+        fault = self._lifetimes.ending or (self._too_slow if call.reading else self._too_long)
         if call.complete or call.left:
             return
         if call.status is None or scope["type"] == "websocket":

@@ -104,11 +104,16 @@ def _note_start(call: Call, message: Message) -> None:
 
 
 def _watch_receive(call: Call, receive: Receive) -> Receive:
+    whole = False
+
     async def watched() -> Message:
+        nonlocal whole
+        call.reading = not whole
         message = await receive()
         if message["type"] == "http.disconnect" and not call.complete:
             call.left = True
-        call.read = call.read or (message["type"] == "http.request" and not message.get("more_body", False))
+        whole = whole or not message.get("more_body", False)
+        call.reading = False if whole else call.reading
         return message
 
     return watched

@@ -17,7 +17,7 @@ from jackfield.server.openai.common import json_response
 from jackfield.server.openai.unknown import ignored_header
 from jackfield.server.pooling import types as t
 from jackfield.server.pooling import work
-from jackfield.server.state import ServerState, state_of
+from jackfield.server.state import state_of
 
 router = APIRouter(tags=["Pooling"])
 
@@ -71,7 +71,7 @@ async def classify(body: t.ClassifyRequest, request: Request) -> Response:
 @router.post("/score", response_model=t.Scores, responses=ERRORS)
 @router.post("/v1/score", response_model=t.Scores, responses=ERRORS)
 async def score(body: t.ScoreRequest, request: Request) -> Response:
-    """Return how alike texts are, pair by pair: the cosine of their embeddings."""
+    """Return how well texts fit together, pair by pair: the model's score of both, or the cosine of embeddings."""
     model = work.check(state_of(request), body)
     (left, lefts), (right, rights) = _side(body, "text_1", "queries"), _side(body, "text_2", "documents")
     if len(lefts) not in (1, len(rights)):
@@ -81,12 +81,8 @@ async def score(body: t.ScoreRequest, request: Request) -> Response:
             value=len(lefts),
             remedy=f"give one text, or as many as in {right}",
         )
-    fields = [*(f"{left}.{n}" for n in range(len(lefts))), *(f"{right}.{n}" for n in range(len(rights)))]
-    batch = await work.prompts(state_of(request), body, [*lefts, *rights], fields)
-    outputs = await work.pooled(state_of(request), body, batch, PoolingParams(), request)
-    first, second = outputs[: len(lefts)], outputs[len(lefts) :]
-    first = first * len(second) if len(first) == 1 else first
-    scores = [cosine(one.data, other.data) for one, other in zip(first, second, strict=True)]
+    fields = [f"{left}.{n}" for n in range(len(lefts))], [f"{right}.{n}" for n in range(len(rights))]
+    batch, scores = await _scored(body, request, (lefts, rights), fields)
     data = [{"object": "score", "index": place, "score": value} for place, value in enumerate(scores)]
     return json_response(work.listed("score", model, data, batch), ignored_header(body))
 
@@ -131,12 +127,11 @@ def _side(body: t.ScoreRequest, first: str, second: str) -> tuple[str, list[str]
 
 
 async def _rank(body: t.RerankRequest, request: Request, *, shown: bool) -> dict[str, Any]:
-    state = state_of(request)
-    model = work.check(state, body)
-    texts = [_document(document, f"documents.{place}") for place, document in enumerate(body.documents)]
-    batch = await _query_and_documents(state, body, texts)
-    query, *others = await work.pooled(state, body, batch, PoolingParams(), request)
-    scores = [cosine(query.data, other.data) for other in others]
+    model = work.check(state_of(request), body)
+    fields = [f"documents.{place}" for place in range(len(body.documents))]
+    texts = [_document(document, field) for document, field in zip(body.documents, fields, strict=True)]
+    sides = ([body.query], texts), (["query"], fields)
+    batch, scores = await _scored(body, request, *sides, body.max_tokens_per_doc)
     order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: body.top_n]
     results: list[dict[str, Any]] = [{"index": place, "relevance_score": scores[place]} for place in order]
     if shown:
@@ -145,10 +140,35 @@ async def _rank(body: t.RerankRequest, request: Request, *, shown: bool) -> dict
     return {"id": f"rerank-{uuid.uuid4().hex}", "model": model, "results": results, "usage": work.usage(batch)}
 
 
-async def _query_and_documents(state: ServerState, body: t.RerankRequest, texts: list[str]) -> list[list[int]]:
-    query = await work.prompts(state, body, [body.query], ["query"])
-    fields = [f"documents.{place}" for place in range(len(texts))]
-    return query + await work.prompts(state, body, texts, fields, body.max_tokens_per_doc)
+Sides = tuple[list[str], list[str]]
+
+
+async def _scored(
+    body: t.ScoreRequest | t.RerankRequest, request: Request, texts: Sides, fields: Sides, keep: int | None = None
+) -> tuple[list[list[int]], list[float]]:
+    """Return the prompts and the scores of pairs.
+
+    Args:
+        texts, fields: of the left side (one for all, or as many as on the right) and of the right side. keep: tokens
+            of each text on the right.
+    """
+    state, (lefts, rights) = state_of(request), texts
+    if work.reads_pairs(state):
+        together, places = _paired(texts), _paired(fields)
+        batch, types = await work.pairs(state, body, together, places, keep)
+        outputs = await work.pooled(state, body, batch, PoolingParams(task="classify"), request, types)
+        return batch, [float(output.data[0]) for output in outputs]
+    batch = await work.prompts(state, body, lefts, fields[0])
+    batch += await work.prompts(state, body, rights, fields[1], keep)
+    outputs = await work.pooled(state, body, batch, PoolingParams(), request)
+    first, second = outputs[: len(lefts)], outputs[len(lefts) :]
+    first = first * len(second) if len(first) == 1 else first
+    return batch, [cosine(one.data, other.data) for one, other in zip(first, second, strict=True)]
+
+
+def _paired(sides: Sides) -> list[tuple[str, str]]:
+    lefts, rights = sides
+    return list(zip(lefts * len(rights) if len(lefts) == 1 else lefts, rights, strict=True))
 
 
 def _document(document: t.Document, place: str) -> str:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -25,14 +26,23 @@ from jackfield.server.openai import params as build
 from jackfield.server.openai.types import SamplingFields
 from jackfield.server.pooling.types import REFUSED, PooledFields
 from jackfield.server.state import ServerState
-from jackfield.server.text import encode
+from jackfield.server.text import check_text, encode
 
 Text = str | list[int]
 Floats = npt.NDArray[np.float32]
+Types = Sequence[list[int]] | None
 
 
 class PoolingEngine(Protocol):
     """What these routes need of an engine besides :class:`Engine`."""
+
+    @property
+    def labels(self) -> int:
+        """How many labels the model scores."""
+
+    @property
+    def token_types(self) -> int:
+        """How many types of tokens the model tells apart; 0 or 1: none."""
 
     async def encode(
         self,
@@ -83,10 +93,54 @@ async def prompts(
     return made
 
 
+def reads_pairs(state: ServerState) -> bool:
+    """Return whether the model scores two texts that it reads together."""
+    return cast(PoolingEngine, state.engine).labels == 1
+
+
+async def pairs(
+    state: ServerState,
+    body: PooledFields,
+    texts: Sequence[tuple[str, str]],
+    fields: Sequence[tuple[str, str]],
+    keep_second: int | None = None,
+) -> tuple[list[list[int]], Types]:
+    """Return the ids of two texts that are read together, and their types.
+
+    Args:
+        texts: pairs. fields: the place of each text in the request. keep_second: tokens of each second text.
+
+    Raises:
+        RequestError: a text is empty, or a pair does not fit into the context.
+    """
+    engine, made, types = state.engine, [], []
+    keep = engine.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+    for pair, places in zip(texts, fields, strict=True):
+        for text, field in zip(pair, places, strict=True):
+            check_text(engine, text, field)
+            if not text:
+                raise _unfit(0, engine.max_model_len, field)
+        encode_both = partial(engine.tokenizer.encode_pair, keep=keep, keep_pair=keep_second)
+        ids, kinds = await asyncio.to_thread(encode_both, *pair, body.add_special_tokens)
+        if len(ids) > engine.max_model_len:
+            raise _unfit(len(ids), engine.max_model_len, places[1])
+        made.append(ids)
+        types.append(kinds)
+    return made, types if cast(PoolingEngine, engine).token_types > 1 else None
+
+
 async def pooled(
-    state: ServerState, body: PooledFields, batch: Sequence[list[int]], params: PoolingParams, request: Request
+    state: ServerState,
+    body: PooledFields,
+    batch: Sequence[list[int]],
+    params: PoolingParams,
+    request: Request,
+    types: Types = None,
 ) -> list[PoolingOutput]:
     """Return the results of prompts, in their order.
+
+    Args:
+        types: of the tokens of each prompt, for models that tell them apart.
 
     Raises:
         ClientGoneError: the client left. RequestError, EngineDeadError: of any of the prompts; the others are ended.
@@ -94,7 +148,9 @@ async def pooled(
     engine, name = cast(PoolingEngine, state.engine), f"pool-{uuid.uuid4().hex}"
 
     async def one(place: int, ids: list[int]) -> PoolingOutput:
-        prompt = {"prompt_token_ids": ids, "cache_salt": body.cache_salt or ""}
+        prompt: dict[str, Any] = {"prompt_token_ids": ids, "cache_salt": body.cache_salt or ""}
+        if types is not None:
+            prompt["token_type_ids"] = types[place]
         return await engine.encode(prompt, params, f"{name}-{place}", priority=body.priority or 0)
 
     async def everything() -> list[PoolingOutput]:
@@ -154,16 +210,20 @@ async def _ids(engine: Engine, body: PooledFields, text: Text, field: str, keep:
     ids = text if isinstance(text, list) else await encode(engine, text, special=special, field=field)
     if keep is not None and len(ids) > keep:
         ids = ids[:keep] if isinstance(text, list) else await _cut(engine, text, ids, keep, field)
-    if not ids:
-        raise RequestError("the text is empty", field=field, value=text, remedy="send at least one token")
-    if len(ids) > limit:
-        raise RequestError(
-            f"the text has {len(ids)} tokens, but the context holds {limit}",
-            field=field,
-            value=len(ids),
-            remedy="shorten it, or set truncate_prompt_tokens",
-        )
+    if not ids or len(ids) > limit:
+        raise _unfit(len(ids), limit, field)
     return ids
+
+
+def _unfit(tokens: int, limit: int, field: str) -> RequestError:
+    if not tokens:
+        return RequestError("the text is empty", field=field, value="", remedy="send at least one token")
+    return RequestError(
+        f"the text has {tokens} tokens, but the context holds {limit}",
+        field=field,
+        value=tokens,
+        remedy="shorten it, or set truncate_prompt_tokens",
+    )
 
 
 async def _cut(engine: Engine, text: str, ids: list[int], keep: int, field: str) -> list[int]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-
 from starlette.exceptions import HTTPException
 
 from jackfield.errors import RequestError
