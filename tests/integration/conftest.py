@@ -35,7 +35,7 @@ TINY: dict[str, dict[str, Any]] = {
 Engine = Callable[..., LLM]
 
 CPU_ATTENTION = "torch_sdpa" if unavailable() else "native_cpu"
-CPU_OPS = "torch" if unavailable() else "native"
+CPU_OPS = "torch" if unavailable() else "native+torch"
 """What is chosen on a CPU: kernels in C, where there is a compiler."""
 
 
