@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Engine, Models
+from engines import Engine, Models
 from hf import Tiny, changed_copy, random_prompts
 
 from jackfield.engine.beam_search import BeamSearchParams

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_ATTENTION, CPU_OPS
+from engines import CPU_ATTENTION, CPU_OPS
 
 POINTS = (
     "[jackfield.attention_backends.v1]\nboom = broken_mod:Boom\n[jackfield.drafters.v2]\nfuture = broken_mod:Future\n"

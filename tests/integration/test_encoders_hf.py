@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import Engine, check_idle
+from engines import Engine, check_idle
 from hf import Tiny, changed_copy, random_prompts
 from safetensors.torch import load_file, save_file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from conftest import CPU_ATTENTION, Models
+from engines import CPU_ATTENTION, Models
 from gguf_writer import write_gguf
 from hf import Tiny, changed_copy
 

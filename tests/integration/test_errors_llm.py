@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine, Models
+from engines import Engine, Models
 from hf import Tiny, changed_copy
 
 from jackfield import LLM, SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_ATTENTION, Engine, Models
+from engines import CPU_ATTENTION, Engine, Models
 from hf import assert_equal, random_prompts
 
 from jackfield import LLM, SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Engine
+from engines import Engine
 from hf import Tiny, random_prompts
 from text_model import EOS_ID, letters, text_of
 

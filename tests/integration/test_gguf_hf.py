@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import Engine, Models
+from engines import Engine, Models
 from gguf_writer import fill_from_gguf, rows_in_halves, rows_in_pairs, write_gguf
 from hf import assert_equal, assert_logprobs, make_tiny, random_prompts
 

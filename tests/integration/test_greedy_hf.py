@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import TINY, Engine, Models
+from engines import TINY, Engine, Models
 from hf import WINDOW, assert_equal, assert_logprobs, random_prompts
 
 from jackfield import LLM, SamplingParams

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from conftest import Models, check_idle
+from engines import Models, check_idle
 from hf import Tiny
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st

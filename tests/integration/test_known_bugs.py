@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine
+from engines import Engine
 from hf import Tiny, random_prompts
 from scripted import START, make_scripted
 from tokenizers import Tokenizer as RawTokenizer

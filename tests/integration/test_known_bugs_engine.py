@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from conftest import Engine, Models
+from engines import Engine, Models
 from hf import WINDOW, assert_equal, assert_logprobs, random_prompts
 
 from jackfield import LLM, AsyncLLM, SamplingParams

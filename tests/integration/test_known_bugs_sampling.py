@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Engine, Models
+from engines import Engine, Models
 from hf import Tiny, assert_logprobs, changed_copy, random_prompts
 from scripted import START, make_scripted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Engine
+from engines import Engine
 from hf import TOLERANCE, Tiny, assert_equal, changed_copy, continuation_logits, random_prompts
 from tiny_models import LENGTH, LONG, RECIPES, WINDOW, recipe
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Engine, Models
+from engines import Engine, Models
 from hf import Tiny, random_prompts
 from text_model import add_tokenizer
 

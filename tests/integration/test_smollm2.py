@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import check_idle
+from engines import check_idle
 from hf import assert_equal, assert_logprobs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

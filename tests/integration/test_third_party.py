@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_ATTENTION
+from engines import CPU_ATTENTION
 from hf import Tiny, assert_equal, random_prompts
 
 pytestmark = pytest.mark.slow

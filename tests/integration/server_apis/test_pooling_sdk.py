@@ -132,7 +132,7 @@ def test_the_model_generates_nothing_and_has_no_labels(embedding: OpenAI, embedd
         embedding.chat.completions.create(model="smol", messages=[{"role": "user", "content": "hi"}])
     error = ask(embedder, "/classify", {"input": "a"}, 400)["error"]
     assert (error["param"], error["message"]) == (
-        "task",
+        "model",
         "the model has no labels to score; use 'embed' or 'token_embed'",
     )
     assert idle(embedder.url)

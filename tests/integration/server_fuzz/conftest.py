@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz_pair import TIMEOUT_S, Pair, Served
 from fuzz_raw import Line
 from hf import Tiny
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "server_operations"))
-
-from served import Served
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% if documents %}{{ documents | tojson }}\n{% endif %}"
@@ -25,23 +20,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<s>assistant:{% if enable_thinking or reasoning_effort %}<t>{% endif %}{% endif %}"
 )
 CONTEXT = 128
-TIMEOUT_S = 4.0
 GROWTH_MB = 300.0
 """How much more memory a server may hold after all tests than before them."""
 FLAGS = ("--served-model-name", "tiny", "--max-num-seqs", "16", "--max-model-len", str(CONTEXT))
 STREAM = json.dumps({"prompt": "beside", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True})
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A server that generates, and one that makes vectors."""
-
-    writer: Served
-    embedder: Served
-
-    @property
-    def both(self) -> tuple[Served, Served]:
-        return self.writer, self.embedder
 
 
 def resident_mb(served: Served) -> float:

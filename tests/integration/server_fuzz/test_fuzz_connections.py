@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT_S, Pair
 from fuzz_cases import ROUTES, Route
+from fuzz_pair import TIMEOUT_S, Pair
 from fuzz_raw import Answer, Line, connect, statuses, until_closed
 
 PATHS = [route.path for route in ROUTES]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Pair
 from fuzz_cases import LONG, LONG_TEXT, MANY_TEXTS, ROUTES, SMALL, Route, large, nested, sent, wrong_field
+from fuzz_pair import Pair
 from fuzz_raw import Answer, Line
 
 PATHS = [route.path for route in ROUTES]
