@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jackfield import AsyncLLM, SamplingParams
+from jackfield.engine.host import EngineHost
 from jackfield.errors import RequestError
 from soak_server import soak_server
 
@@ -88,7 +89,8 @@ async def soak(args: argparse.Namespace) -> int:
     tally, begin = Tally(), time.monotonic()
     deadline = begin + args.minutes * 60
     clients = [asyncio.create_task(client(llm, seed, deadline, tally)) for seed in range(args.clients)]
-    engine_pid = llm._client.process.pid
+    assert isinstance(llm._host, EngineHost) and llm._host.process.pid is not None
+    engine_pid = llm._host.process.pid
     while any(not task.done() for task in clients):
         await asyncio.wait(clients, timeout=60)
         row = {k: v for k, v in vars(tally).items() if k != "errors"}

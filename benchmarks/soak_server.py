@@ -94,20 +94,19 @@ def request(rng: random.Random) -> tuple[str, dict[str, Any]]:
     text = " ".join(rng.choices(WORDS, k=rng.randint(1, 150)))
     talk, limit = [{"role": "user", "content": text}], rng.randint(1, 40)
     sampling = {"temperature": rng.choice([0, 0.8]), "top_p": rng.choice([1.0, 0.9])}
-    return rng.choice(
-        [
-            (
-                "/v1/chat/completions",
-                {"messages": talk, "max_tokens": limit, "logprobs": rng.random() < 0.3, **sampling},
-            ),
-            ("/v1/completions", {"prompt": text, "max_tokens": limit, "stop": ["."], **sampling}),
-            ("/v1/completions", {"prompt": [text, "a"], "max_tokens": limit, "n": 2, "temperature": 1, "logprobs": 2}),
-            ("/v1/responses", {"input": text, "max_output_tokens": limit, **sampling}),
-            ("/v1/messages", {"messages": talk, "max_tokens": limit, **sampling}),
-            ("/v1/messages/count_tokens", {"messages": talk}),
-            ("/tokenize", {"prompt": text}),
-        ]
-    )
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        (
+            "/v1/chat/completions",
+            {"messages": talk, "max_tokens": limit, "logprobs": rng.random() < 0.3, **sampling},
+        ),
+        ("/v1/completions", {"prompt": text, "max_tokens": limit, "stop": ["."], **sampling}),
+        ("/v1/completions", {"prompt": [text, "a"], "max_tokens": limit, "n": 2, "temperature": 1, "logprobs": 2}),
+        ("/v1/responses", {"input": text, "max_output_tokens": limit, **sampling}),
+        ("/v1/messages", {"messages": talk, "max_tokens": limit, **sampling}),
+        ("/v1/messages/count_tokens", {"messages": talk}),
+        ("/tokenize", {"prompt": text}),
+    ]
+    return rng.choice(kinds)
 
 
 async def one(http: httpx2.AsyncClient, rng: random.Random, tally: Tally) -> None:

@@ -58,27 +58,27 @@ def check(case: Any) -> None:
 WRITER, EMBEDDER = configured(writer(), GENERATING), configured(embedder(), POOLING)
 
 
-@WRITER.parametrize()
+@WRITER.parametrize()  # type: ignore[untyped-decorator]
 @limited(8)
 def test_routes_that_generate(case: Any) -> None:
     check(case)
 
 
-@EMBEDDER.parametrize()
+@EMBEDDER.parametrize()  # type: ignore[untyped-decorator]
 @limited(8)
 def test_routes_that_make_vectors(case: Any) -> None:
     check(case)
 
 
 @pytest.mark.slow
-@WRITER.parametrize()
+@WRITER.parametrize()  # type: ignore[untyped-decorator]
 @limited(300)
 def test_many_requests_of_routes_that_generate(case: Any) -> None:
     check(case)
 
 
 @pytest.mark.slow
-@EMBEDDER.parametrize()
+@EMBEDDER.parametrize()  # type: ignore[untyped-decorator]
 @limited(300)
 def test_many_requests_of_routes_that_make_vectors(case: Any) -> None:
     check(case)
