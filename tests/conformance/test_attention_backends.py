@@ -101,8 +101,8 @@ def test_soft_caps_and_linear_biases_in_one_layer_are_refused() -> None:
     assert not TorchSdpaBackend.check(replace(request, softcap=0.0))
 
 
-def test_the_kernels_in_c_do_not_claim_linear_biases() -> None:
-    assert TorchSdpaBackend.features - NativeCpuBackend.features == {"alibi"}
+def test_the_kernels_in_c_do_not_claim_linear_biases_and_sinks() -> None:
+    assert TorchSdpaBackend.features - NativeCpuBackend.features == {"alibi", "sinks"}
 
 
 @BACKENDS

@@ -44,8 +44,9 @@ def test_a_question_is_asked_and_answered_by_keyboard_alone(server: Served, visi
     page.keyboard.press("Enter")
     text = wait_for_end(page)
     lengths = page.evaluate("[...new Set(lengths)].filter(Boolean)")
-    assert len(lengths) > 5 and lengths == sorted(lengths), "the text grew while it came"
-    assert max(lengths) <= len(text) and text.strip()
+    # How many steps one sees depends on how busy the machine is.
+    assert len(lengths) > 1 and lengths == sorted(lengths), "the text grew while it came"
+    assert lengths[0] < max(lengths) <= len(text) and text.strip()
     expect(page.locator(".turn.asked .text")).to_have_text("Say something\nabout the sea.", use_inner_text=True)
     assert re.fullmatch(
         r"\d+ in( \(\d+ cached\))? · \d+ out · first after [\d.]+ m?s · [\d.]+ tokens/s( · .+)?", figures(page)

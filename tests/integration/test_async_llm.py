@@ -240,3 +240,18 @@ def test_a_plugin_of_this_process_cannot_serve_another_one(model: str) -> None:
     prepared = prepare(model, None, settings, plugins=[LocalOps], skip_tokenizer_init=True)
     with pytest.raises(PluginError, match="entry point"):
         prepared.manifest()
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind(model: str) -> None:
+    async def run() -> None:
+        async with engine(model) as llm:
+            # A lone surrogate is no text that a message can carry.
+            wrong = SamplingParams(temperature=0, max_tokens=4, extra_args={"word": "\udc80"}, detokenize=False)
+            with pytest.raises(RequestError, match="cannot be sent to the engine"):
+                async for _ in llm.generate({"prompt_token_ids": [1, 2]}, wrong, request_id="one"):
+                    pass
+            outputs = [o async for o in llm.generate({"prompt_token_ids": [1, 2]}, GREEDY, request_id="one")]
+            assert outputs[-1].finished
+            assert llm._queues == {} and llm._outputs.num_requests() == 0
+
+    asyncio.run(run())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import check_idle
 from hf import assert_equal, assert_logprobs
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from jackfield import LLM, SamplingParams
 from jackfield.sources import resolve_model
@@ -104,3 +104,59 @@ def test_a_question_gets_its_answer(llm: LLM) -> None:
     assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
     pieces = list(llm.stream(messages, SamplingParams(temperature=0.0, max_tokens=32)))
     assert pieces[-1].outputs[0].text == completion.text
+
+
+PROSE = (
+    "The tide came in slowly that morning, and with it the small boats that had waited outside the harbour since "
+    "before dawn. On the quay the buyers stood in their heavy coats and said little. A boy counted the baskets as they "
+    "were handed up, called each number twice, and wrote it on a slate that the rain had already begun to wash clean. "
+    "When the last boat was tied up, the oldest of the buyers walked along the row, lifted a lid here and there, and "
+    "named a price that nobody thought fair and everybody had expected. It was the same every winter. The money would "
+    "pay for bread, for lamp oil and for a new sail, if the weather held, and if it did not hold there would be other "
+    "mornings. By noon the quay was empty, the gulls had taken what was left, and the water lay as flat as a table."
+)
+
+
+def perplexity(llm: LLM) -> float:
+    """Return exp of the mean negative log probability of the tokens of some prose."""
+    (request,) = llm.generate([PROSE], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert request.prompt_logprobs is not None
+    entries = zip(request.prompt_logprobs[1:], request.prompt_token_ids[1:], strict=True)
+    scores = [entry[token].logprob for entry, token in entries if entry is not None]
+    assert len(scores) == len(request.prompt_token_ids) - 1 > 150
+    return float(torch.tensor(scores, dtype=torch.float64).mean().neg().exp())
+
+
+@pytest.fixture(scope="module")
+def expected_perplexity(path: Path, reference: Any) -> float:
+    ids = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(PROSE, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return float(reference(ids, labels=ids).loss.exp())
+
+
+def test_perplexity_equals_the_reference(llm: LLM, expected_perplexity: float) -> None:
+    assert perplexity(llm) == pytest.approx(expected_perplexity, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("int8", 0.01), ("fp8", 0.03), ("fp8_e5m2", 0.1), ("int4", 0.5)])
+def test_narrow_caches_keep_the_perplexity(path: Path, expected_perplexity: float, kind: str, bound: float) -> None:
+    llm = LLM(str(path), max_model_len=512, cache_dtype=kind)
+    assert 1e-5 < abs(perplexity(llm) / expected_perplexity - 1) < bound
+    llm.shutdown()
+
+
+def test_safetensors_in_bfloat16_give_the_same_tokens(path: Path, reference: Any, tmp_path: Path) -> None:
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(tmp_path)
+    config = LlamaConfig(**{k: v for k, v in reference.config.to_dict().items() if k != "quantization_config"})
+    narrow = LlamaForCausalLM(config)
+    narrow.load_state_dict(reference.state_dict())
+    narrow.bfloat16().save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", max_model_len=512)
+    prompts = PROMPTS[:8]
+    outputs = llm.generate(prompts, GREEDY)
+    assert_equal(
+        narrow.float().eval(),
+        [request.prompt_token_ids for request in outputs],
+        [request.outputs[0].token_ids for request in outputs],
+    )
+    llm.shutdown()

@@ -14,7 +14,7 @@ import triton.language as tl
 from op_checks import angles_of, draw
 from paged_case import Case, Shape, attend, limits_of, make_case
 
-from jackfield.interfaces import DeviceFacts, OpRequest
+from jackfield.interfaces import DeviceFacts, OpRequest, QuantizedActivation
 from jackfield.interfaces.plugin import Settings
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.triton_backend import TritonBackend
@@ -79,13 +79,22 @@ def test_ops_wait_for_all_but_weights(op: str, before: Predecessor) -> None:
         "fused_add_rms_norm": (x, residual, weight[0], 1e-6),
         "rotary": (heads, angles),
     }
-    mine = arguments.get(op, (x,))
+    mine = arguments.get(op.removesuffix("_quant"), (x,))
     hidden = [tensor for tensor in (x, residual, heads, angles) if any(tensor is value for value in mine)]
     plain = LAUNCHERS[op](*(value.clone() if value is heads else value for value in mine))
     found = before.during(hidden, lambda: LAUNCHERS[op](*mine, pdl=True))
-    pairs = zip(found, plain, strict=True) if isinstance(found, tuple) else [(found, plain)]
-    assert all(torch.equal(ours, wanted) for ours, wanted in pairs)
+    pairs = list(zip(tensors(found), tensors(plain), strict=True))
+    assert pairs and all(torch.equal(ours, wanted) for ours, wanted in pairs)
     assert before.programs() == 3
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """Return what an op returned, tensor by tensor; 8-bit floats as the bytes they are."""
+    if isinstance(result, tuple):
+        return [tensor for part in result for tensor in tensors(part)]
+    if isinstance(result, QuantizedActivation):
+        return [result.values.view(torch.uint8), result.scales]
+    return [result]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 16])

@@ -4,20 +4,26 @@ transformers.
 
 from jackfield.checkpoint.config_reader import JsonConfigReader
 from jackfield.checkpoint.facts import read_facts
+from jackfield.checkpoint.formats import LOAD_FORMATS, format_of, reads
 from jackfield.checkpoint.generation import GenerationDefaults, generation_defaults
 from jackfield.checkpoint.gguf_header import GgufFile, read_gguf
+from jackfield.checkpoint.overrides import overridden
 from jackfield.checkpoint.pooling import PoolingDefaults, pooling_defaults
 from jackfield.checkpoint.tensors import TensorSource, open_tensors
 
 __all__ = [
+    "LOAD_FORMATS",
     "GenerationDefaults",
     "GgufFile",
     "JsonConfigReader",
     "PoolingDefaults",
     "TensorSource",
+    "format_of",
     "generation_defaults",
     "open_tensors",
+    "overridden",
     "pooling_defaults",
     "read_facts",
     "read_gguf",
+    "reads",
 ]

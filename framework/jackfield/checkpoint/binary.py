@@ -27,6 +27,7 @@ class Cursor:
         self.pos = 0
         self._limit = min(self.size, limit)
         self._capped = self.size > limit
+        self._kept = 0
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
 
@@ -67,3 +68,9 @@ class Cursor:
         if value > most or value * least > self.left:
             corrupt(self.path, f"{self.path.name}: {value} is no possible number of {what}")
         return value
+
+    def spend(self, count: int, most: int, what: str) -> None:
+        """Account for things that are kept in memory, of which ``most`` are allowed in the whole file."""
+        self._kept += count
+        if self._kept > most:
+            corrupt(self.path, f"{self.path.name}: {self._kept} array elements, up to {what}, are more than {most}")

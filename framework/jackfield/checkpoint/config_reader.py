@@ -8,6 +8,8 @@ from typing import Any
 from jackfield.errors import CheckpointError
 from jackfield.interfaces.models import INERT_KEYS
 
+FLOATS = ("Infinity", "-Infinity", "NaN")
+
 
 class JsonConfigReader:
     """The :class:`~jackfield.interfaces.ConfigReader` over one json object.
@@ -26,7 +28,7 @@ class JsonConfigReader:
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of ``key``, or ``default`` when it is absent or null."""
         self._read.add(key)
-        value = self._config.get(key)
+        value = _numbers(self._config.get(key))
         return default if value is None else value
 
     def require(self, key: str, type_: type) -> Any:
@@ -78,6 +80,12 @@ class JsonConfigReader:
             self._sections[key] = JsonConfigReader(value, f"{self._path}: {key}")
         return self._sections[key]
 
+    def everything(self) -> Mapping[str, Any]:
+        """Return all keys as they are; all of them count as read."""
+        self._read.update(self._config)
+        self._sections.clear()
+        return self._config
+
     def unread(self) -> list[str]:
         """Return the keys that nobody read, nested ones as ``section.key``; without those that never matter and those
         that are null, false or empty.
@@ -119,3 +127,12 @@ def _is_empty(value: Any) -> bool:
 def _word(type_: type) -> str:
     words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", list: "a list"}
     return words.get(type_, "an object" if type_ is dict else type_.__name__)
+
+
+def _numbers(value: Any) -> Any:
+    """Return ``value`` with the numbers that JSON lacks: transformers writes ``{"__float__": "Infinity"}``."""
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, Mapping) and list(value) == ["__float__"] and value["__float__"] in FLOATS:
+        return float(value["__float__"])
+    return value

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from jackfield.checkpoint.binary import corrupt
+from jackfield.checkpoint.formats import containers_of
 from jackfield.checkpoint.ggml_types import PLAIN_DTYPES, PREFIX
 from jackfield.checkpoint.gguf_header import ArrayLimits, GgufFile, read_gguf
-from jackfield.checkpoint.locate import (
-    gguf_files,
-    gguf_in_folder,
-    read_json,
-    safetensors_in_folder,
-)
+from jackfield.checkpoint.locate import CONTAINERS, gguf_files, gguf_in_folder, read_json, weights_in_folder
+from jackfield.checkpoint.overrides import overridden
 from jackfield.checkpoint.safetensors_header import read_safetensors
+from jackfield.checkpoint.sharded_state import is_sharded_state, sharded_state_facts
+from jackfield.checkpoint.torch_file import read_torch
 from jackfield.errors import ModelNotFoundError
 from jackfield.interfaces.facts import ModelFacts, TensorFacts
 
@@ -24,13 +23,17 @@ CONFIG_ARRAYS = ArrayLimits(numbers=1024, strings=64)
 limit lies above the layer count of any model; vocabularies stay out.
 """
 
+_READERS = {"safetensors": read_safetensors, "pytorch": read_torch}
 
-def read_facts(path: str | Path) -> ModelFacts:
+
+def read_facts(path: str | Path, load_format: str = "auto", overrides: Mapping[str, Any] | None = None) -> ModelFacts:
     """Return the facts of the checkpoint at ``path``.
 
     Args:
         path: a GGUF file (of a sharded model, any shard), a folder with one GGUF model, a folder with config.json and
-            safetensors files, or a folder with a config.json alone.
+            safetensors or PyTorch files, a folder with a config.json alone, or one that ``save-sharded-state`` wrote.
+        load_format: as ``model.load_format``; what is looked for first where a folder holds several containers.
+        overrides: keys of config.json to replace; they do not touch GGUF metadata.
 
     Raises:
         ModelNotFoundError: nothing lies there, no checkpoint lies there, or parts of it are absent.
@@ -43,25 +46,29 @@ def read_facts(path: str | Path) -> ModelFacts:
         raise ModelNotFoundError(
             "there is no file or folder of this name", field="path", value=str(path), remedy="check the path"
         )
-    return _folder_facts(path)
+    if is_sharded_state(path):
+        return sharded_state_facts(path)
+    return _folder_facts(path, load_format, overrides or {})
 
 
 def _file_facts(path: Path) -> ModelFacts:
-    if path.suffix in (".json", ".safetensors"):
+    if path.suffix in (".json", ".safetensors", ".bin", ".pt", ".pth"):
         corrupt(path, f"{path.name} is one file of a checkpoint folder", remedy="name the folder")
     return _gguf_facts(path, gguf_files(path))
 
 
-def _folder_facts(folder: Path) -> ModelFacts:
+def _folder_facts(folder: Path, load_format: str, overrides: Mapping[str, Any]) -> ModelFacts:
     has_config = (folder / "config.json").is_file()
-    files = safetensors_in_folder(folder) if has_config else {}
-    if files:
-        return _hf_facts(folder, files)
-    ggufs = gguf_in_folder(folder)
-    if ggufs:
+    wanted = containers_of(load_format)
+    if "gguf" in wanted and len(wanted) == 1 and (ggufs := gguf_in_folder(folder)):
+        return _gguf_facts(folder, ggufs)
+    for container in sorted(CONTAINERS, key=lambda name: name not in wanted) if has_config else ():
+        if files := weights_in_folder(folder, container):
+            return _hf_facts(folder, container, files, overrides)
+    if ggufs := gguf_in_folder(folder):
         return _gguf_facts(folder, ggufs)
     if has_config:
-        return _hf_facts(folder, {})
+        return _hf_facts(folder, "config", {}, overrides)
     raise ModelNotFoundError(
         "the folder holds no model: neither a config.json nor a .gguf file",
         field="path",
@@ -112,23 +119,25 @@ def _merge(path: Path, parts: list[Mapping[str, TensorFacts]]) -> dict[str, Tens
     return merged
 
 
-def _hf_facts(folder: Path, files: Mapping[Path, frozenset[str] | None]) -> ModelFacts:
-    config = read_json(folder / "config.json")
+def _hf_facts(
+    folder: Path, container: str, files: Mapping[Path, frozenset[str] | None], overrides: Mapping[str, Any]
+) -> ModelFacts:
+    config = overridden(read_json(folder / "config.json"), overrides)
     quantization, quantization_config = _quantization(folder, config)
+    read = _READERS.get(container, read_safetensors)
     return ModelFacts(
         path=str(folder),
-        container="safetensors" if files else "config",
+        container=container,
         architecture=_architecture(folder, config),
         config=config,
         quantization=quantization,
         quantization_config=quantization_config,
         dtype=_saved_dtype(config),
-        tensors=_merge(folder, [_listed(file, names) for file, names in files.items()]),
+        tensors=_merge(folder, [_listed(file, read(file), names) for file, names in files.items()]),
     )
 
 
-def _listed(file: Path, names: frozenset[str] | None) -> Mapping[str, TensorFacts]:
-    tensors = read_safetensors(file)
+def _listed(file: Path, tensors: Mapping[str, TensorFacts], names: frozenset[str] | None) -> Mapping[str, TensorFacts]:
     if names is None:
         return tensors
     absent = sorted(names - tensors.keys())

@@ -10,6 +10,7 @@ from typing import Any
 
 from jackfield.checkpoint.binary import corrupt
 from jackfield.checkpoint.locate import read_json
+from jackfield.errors import ConfigError
 from jackfield.interfaces.facts import ModelFacts
 
 SAMPLING_KEYS: dict[str, type] = {
@@ -22,6 +23,7 @@ SAMPLING_KEYS: dict[str, type] = {
 }
 """Keys of generation_config.json that are sampling parameters, and their types."""
 
+FILE = "generation_config.json"
 _GGUF_SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -47,7 +49,7 @@ class GenerationDefaults:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
-def generation_defaults(facts: ModelFacts, path: str | Path | None = None) -> GenerationDefaults:
+def generation_defaults(facts: ModelFacts, source: str = "auto") -> GenerationDefaults:
     """Return the defaults of a checkpoint.
 
     For a folder, generation_config.json outranks config.json (top level, then ``text_config``). For GGUF the end of
@@ -55,22 +57,39 @@ def generation_defaults(facts: ModelFacts, path: str | Path | None = None) -> Ge
 
     Args:
         facts: what was read from it.
-        path: where generation_config.json is looked for; ``facts.path`` by default.
+        source: ``auto`` for the model's own, ``none`` for ends of generation alone, without sampling values and
+            generation_config.json; or the path of such a file, or of the folder that it lies in.
 
     Raises:
-        CheckpointError: a value has an impossible type.
+        ConfigError: there is no such file. CheckpointError: a value has an impossible type.
     """
-    if facts.container == "gguf":
-        return _from_gguf(facts)
-    file = Path(path or facts.path) / "generation_config.json"
-    own = read_json(file) if file.is_file() else {}
+    gguf, named = facts.container == "gguf", source not in ("auto", "none")
+    base = _from_gguf(facts) if gguf else GenerationDefaults()
+    file = _named(source) if named else Path(facts.path) / FILE
+    own = read_json(file) if named or (source == "auto" and not gguf and file.is_file()) else {}
     nested = facts.config.get("text_config")
     layers = [own, facts.config, nested if isinstance(nested, Mapping) else {}]
+    said = {key: _number(file, own, key, key) for key in SAMPLING_KEYS if own.get(key) is not None}
     return GenerationDefaults(
-        eos_token_ids=next((ids for layer in layers if (ids := _ids(file, layer, "eos_token_id"))), ()),
-        bos_token_id=next((ids[0] for layer in layers if (ids := _ids(file, layer, "bos_token_id"))), None),
-        sampling={key: _number(file, own, key, key) for key in SAMPLING_KEYS if own.get(key) is not None},
+        eos_token_ids=next((ids for layer in layers if (ids := _ids(file, layer, "eos_token_id"))), base.eos_token_ids),
+        bos_token_id=next(
+            (ids[0] for layer in layers if (ids := _ids(file, layer, "bos_token_id"))), base.bos_token_id
+        ),
+        sampling=base.sampling if gguf and source == "auto" else said,
     )
+
+
+def _named(source: str) -> Path:
+    path = Path(source).expanduser()
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(
+            "there is no such generation configuration",
+            field="model.generation_config",
+            value=source,
+            remedy=f"name a file, a folder with a {FILE}, auto or none",
+        )
+    return file
 
 
 def _from_gguf(facts: ModelFacts) -> GenerationDefaults:

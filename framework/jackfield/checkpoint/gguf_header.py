@@ -23,7 +23,8 @@ HEADER_LIMIT = 512 << 20
 """Bytes; the largest headers of real models (vocabulary and merges) take about 20 MiB."""
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
-MAX_ELEMENTS = 1 << 24
+MAX_ELEMENTS = 1 << 22
+"""Of all arrays that are kept together; the largest vocabularies have half a million merges."""
 MAX_DIMS = 4
 _STRING, _ARRAY = 8, 9
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -137,6 +138,8 @@ def _read_array(cursor: Cursor, limits: ArrayLimits, key: str) -> tuple[int, lis
     if kind == _ARRAY:
         corrupt(cursor.path, f"{cursor.path.name}: metadata key '{key}' holds arrays of arrays")
     length = cursor.count(what, least=_SIZES.get(kind, 8), most=MAX_ELEMENTS)
+    if length <= (limits.strings if kind == _STRING else limits.numbers):
+        cursor.spend(length, MAX_ELEMENTS, what)
     if kind == _STRING:
         return length, _read_strings(cursor, length, what, keep=length <= limits.strings)
     if kind not in _NUMPY:

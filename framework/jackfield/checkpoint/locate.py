@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jackfield.checkpoint.binary import corrupt
+from jackfield.checkpoint.json_text import parse_json
 from jackfield.errors import CheckpointError, ModelNotFoundError
 
 JSON_LIMIT = 100_000_000
 """Bytes; indexes of the largest models take about 10 MB."""
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.gguf|\.safetensors)")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.gguf|\.safetensors|\.bin)")
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """How the weight files of a model folder are called.
+
+    Args:
+        index, single: names of the index and of the one file. patterns: of other names. others: starts of names that
+            are no weights of the model, or second copies of them.
+    """
+
+    index: str
+    single: str
+    patterns: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+CONTAINERS = {
+    "safetensors": Container(
+        "model.safetensors.index.json", "model.safetensors", ("*.safetensors",), ("consolidated", "adapter_")
+    ),
+    "pytorch": Container(
+        "pytorch_model.bin.index.json",
+        "pytorch_model.bin",
+        ("*.bin", "*.pt", "*.pth"),
+        ("consolidated", "adapter_", "training_args", "optimizer", "scheduler", "scaler", "rng_state"),
+    ),
+}
+"""By container, the ones that are looked for first in front."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -42,7 +72,7 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
 
 
 def read_json_value(path: Path) -> Any:
-    """Return what a json file holds.
+    """Return what a json file holds. ``Infinity`` is allowed: configurations of recurrent models have it.
 
     Raises:
         CheckpointError: the file is too large, or unreadable.
@@ -50,19 +80,19 @@ def read_json_value(path: Path) -> Any:
     try:
         if path.stat().st_size > JSON_LIMIT:
             corrupt(path, f"{path.name} is larger than any real one", remedy="check which file this is")
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes(), infinity=True)
     except OSError as error:
         corrupt(path, f"{path.name} cannot be read: {error.strerror or error}", remedy="check the path and its rights")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         corrupt(path, f"{path.name} is no valid json: {error}")
     return value
 
 
 def gguf_files(path: Path) -> list[Path]:
-    """Return the GGUF file at ``path`` or all its shards in order.
+    """Return all files of the GGUF model that ``path`` belongs to, in the order of their numbers.
 
     Raises:
-        CheckpointError: a shard is absent.
+        CheckpointError: the number of the file is impossible, or a shard is absent.
     """
     match = _SHARD.fullmatch(path.name)
     if match is None:
@@ -92,23 +122,28 @@ def gguf_in_folder(folder: Path) -> list[Path]:
     return [file for path in models.values() for file in gguf_files(path)]
 
 
-def safetensors_in_folder(folder: Path) -> dict[Path, frozenset[str] | None]:
-    """Return the safetensors files of the checkpoint in ``folder`` and, where an index says so, the tensors to take
-    from each (None for all of them); empty when there are none.
+def weights_in_folder(folder: Path, container: str) -> dict[Path, frozenset[str] | None]:
+    """Return the weight files of the checkpoint in ``folder`` and, where an index says so, the tensors to take from
+    each (None for all of them); empty when there are none.
+
+    Args:
+        folder: the folder. container: one of :data:`CONTAINERS`.
 
     Raises:
         CheckpointError: an index is wrong, or a file that it or a file name promises is absent.
     """
-    index = folder / "model.safetensors.index.json"
+    kind = CONTAINERS[container]
+    index = folder / kind.index
     if index.exists():
         return _from_index(index)
-    single = folder / "model.safetensors"
+    single = folder / kind.single
     if single.exists():
         return {single: None}
-    files = sorted(folder.glob("*.safetensors"))
-    # The second copies that some checkpoints ship, and adapters, are not the model.
-    chosen = [path for path in files if not path.name.startswith(("consolidated", "adapter_"))] or files
-    return dict.fromkeys(_with_numbered(folder, chosen))
+    files = sorted(path for pattern in kind.patterns for path in folder.glob(pattern))
+    chosen = [path for path in files if not path.name.startswith(kind.others)]
+    # Second copies that some checkpoints ship are not the model, unless there is nothing else.
+    copies = files if container == "safetensors" else []
+    return dict.fromkeys(_with_numbered(folder, chosen or copies))
 
 
 def _from_index(index: Path) -> dict[Path, frozenset[str] | None]:
@@ -126,11 +161,25 @@ def _from_index(index: Path) -> dict[Path, frozenset[str] | None]:
             remedy="do not use this checkpoint: its index points elsewhere",
         )
     paths = _all_present(index.parent, sorted(by_file))
+    _check_links(index, paths)
     return {path: frozenset(by_file[path.name]) for path in paths}
 
 
+def _check_links(index: Path, paths: Iterable[Path]) -> None:
+    """Allow links inside the folder, and to where the index itself is linked to: model caches are made so."""
+    home, shelf = index.parent.resolve(), index.resolve().parent
+    away = [path.name for path in paths if path.resolve().parent not in (home, shelf)]
+    if away:
+        corrupt(
+            index,
+            f"{index.name} names links that lead out of its folder: {_listing(away)}",
+            remedy="put the files themselves into the folder, or the index beside them",
+        )
+
+
 def _is_plain_name(file: str) -> bool:
-    return file not in ("", ".", "..") and not any(char in file for char in "/\\:\0")
+    short = len(file.encode("utf-8", "replace")) <= 255 and file.isprintable()
+    return short and file not in ("", ".", "..") and not any(char in file for char in "/\\:\0")
 
 
 def _with_numbered(folder: Path, files: Iterable[Path]) -> list[Path]:

@@ -6,19 +6,21 @@ from the end of the header.
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jackfield.checkpoint.binary import Cursor, corrupt
 from jackfield.checkpoint.extents import check_extents
+from jackfield.checkpoint.json_text import parse_json
 from jackfield.interfaces.facts import TensorFacts
 
 HEADER_LIMIT = 100_000_000
 """Bytes; the format's own limit."""
+
+MAX_DIMS = 64
+"""As many as torch allows."""
 
 DTYPES: dict[str, tuple[str, int]] = {
     "BOOL": ("bool", 8),
@@ -69,20 +71,12 @@ def _read_header(cursor: Cursor) -> dict[str, Any]:
         corrupt(cursor.path, f"{cursor.path.name}: a header of {length} bytes is over the limit of {HEADER_LIMIT}")
     raw = cursor.take(length, "the header")
     try:
-        header = json.loads(raw, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(raw)
+    except ValueError as error:
         corrupt(cursor.path, f"{cursor.path.name}: the header is no valid json: {error}")
     if not isinstance(header, dict):
         corrupt(cursor.path, f"{cursor.path.name}: the header is no json object")
     return header
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-        raise ValueError(f"these names occur twice: {', '.join(twice[:10])}")
-    return result
 
 
 def _facts(path: Path, name: str, entry: Any, start: int) -> TensorFacts:
@@ -100,6 +94,7 @@ def _facts(path: Path, name: str, entry: Any, start: int) -> TensorFacts:
 
 
 def _sizes(path: Path, name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+    possible = isinstance(value, list) and len(value) <= MAX_DIMS
+    if not possible or not all(type(size) is int and 0 <= size < 1 << 63 for size in value):
         corrupt(path, f"{path.name}: tensor '{name}' has the impossible shape or offsets {value!r}")
     return tuple(value)

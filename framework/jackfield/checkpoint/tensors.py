@@ -81,6 +81,10 @@ class TensorSource:
         raw = self._bytes(tensor)
         return raw.view(dtype).reshape(shape)
 
+    def release(self, file: str) -> None:
+        """Forget one mapped file, so that its pages count no longer as this process's memory."""
+        self._maps.pop(file, None)
+
     def close(self) -> None:
         """Forget all mapped files. Views that were handed out stay valid."""
         self._maps.clear()

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from jackfield.cli import chat, config_show, explain, generate, models, plugins, pull, run_batch, serve, version
+from jackfield.cli import (
+    chat,
+    config_show,
+    explain,
+    generate,
+    models,
+    plugins,
+    pull,
+    run_batch,
+    save_state,
+    serve,
+    tune,
+    version,
+)
 from jackfield.cli.bench import bench_app
 
 COMMANDS_WITH_ENGINE = (
-    *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch"),
-    *("explain", "plugins check", "plugins", "models", "config show"),
+    *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch", "save-sharded-state"),
+    *("explain", "plugins check", "plugins", "models", "config show", "tune moe"),
 )
 """Commands that take engine flags; longer names first."""
 
@@ -28,10 +41,12 @@ def build_app(*, with_flags_help: bool = False) -> App:
     app.command(bench_app(epilogue))
     app.command(run_batch.run_batch, name="run-batch", help_epilogue=epilogue)
     app.command(pull.pull, name="pull")
+    app.command(save_state.save_sharded_state, name="save-sharded-state", help_epilogue=epilogue)
     app.command(explain.explain, name="explain", help_epilogue=epilogue)
     app.command(_plugins_app(epilogue))
     app.command(models.list_models, name="models", help_epilogue=epilogue)
     app.command(_config_app(epilogue))
+    app.command(_tune_app(epilogue))
     app.command(version.version, name="version")
     return app
 
@@ -64,4 +79,10 @@ def _plugins_app(epilogue: str | None) -> App:
 def _config_app(epilogue: str | None) -> App:
     app = App(name="config", help="Look at the configuration.")
     app.command(config_show.show_config, name="show", help_epilogue=epilogue)
+    return app
+
+
+def _tune_app(epilogue: str | None) -> App:
+    app = App(name="tune", help="Measure what is fastest on this machine, and keep it.")
+    app.command(tune.moe, name="moe", help_epilogue=epilogue)
     return app

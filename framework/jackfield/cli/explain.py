@@ -30,12 +30,13 @@ def explain(
     """
     if diff is not None:
         return _diff(*diff)
-    report = _report(engine, model)
+    report = resolution_of(engine, model).report
     print(report.to_json() if json else report.render())
     return 0
 
 
-def _report(engine: EngineFlags, model: str | None) -> Any:
+def resolution_of(engine: EngineFlags, model: str | None) -> Any:
+    """Return everything that is decided for a model; it is fetched where it is not here yet."""
     from jackfield.config import require_model
 
     config = engine.config(model)
@@ -50,8 +51,8 @@ def _report(engine: EngineFlags, model: str | None) -> Any:
 
     with progress_bars() as progress:
         path = resolve_model(name, folder, progress)
-    facts = read_facts(path)
-    return resolve(config, facts, Registry.discover(config.plugins)).report
+    facts = read_facts(path, config.model.load_format, config.model.hf_overrides)
+    return resolve(config, facts, Registry.discover(config.plugins))
 
 
 def _diff(first: Path, second: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -12,12 +13,36 @@ from jackfield.cli.flags import EngineFlags
 _COLUMNS = ("architecture", "how", "tasks", "gguf", "distribution", "summary")
 NATIVE = "native"
 """The architecture is written for this engine."""
+FALLBACK = "fallback"
+"""The architecture runs by a plugin that serves any."""
+NOT = "not"
+"""The architecture does not run."""
+_EVERYTHING = "*"
+"""Stands for all architectures that no plugin names."""
 
 _NOTES = """
 `architecture` is what a model's config.json says in `architectures`; `GGUF` is what a GGUF file says in
 `general.architecture`. `jackfield models` lists the same for what is installed, plugins of others included. A model
-whose architecture is not listed is refused, and so is one whose configuration has a key that nothing reads, or a value
-that the architecture does not do: nothing is computed in another way than the configuration asks for.
+whose configuration has a key that nothing reads, or a value that the architecture does not do, is refused: nothing is
+computed in another way than the configuration asks for.
+
+## Everything else: the fallback
+
+An architecture that is not listed runs by transformers' own modules, with this engine's attention and paged cache, its
+linear layers (tensor parallelism and quantization included), embedding and head. `jackfield models NAME` says for an
+architecture or a model whether it is `native`, runs by the `fallback`, or does `not` run, and why; `jackfield explain
+MODEL` shows the same with everything else that was chosen. `implementation: transformers` uses the fallback for a
+listed architecture too.
+
+It costs speed: projections and norms are not fused, and on devices with graphs no step is recorded. Experts are
+computed by transformers' code, and every device of a tensor-parallel group holds all of them.
+
+What it does is found out, not guessed: the model's code is run once without data, and its calls of attention and its
+masks are watched. It needs a safetensors checkpoint of a class that transformers itself has (code that comes with a
+checkpoint is not run), and is refused, with the reason, where layers mix tokens in another way than by softmax
+attention over all tokens before or a window of them; where attention has sinks; where rotary embeddings change with
+the longest sequence (`dynamic`, `longrope`); for encoders with decoders; and where a quantized checkpoint has weights
+that transformers fuses at load (experts). Of models with images or sound it runs the text.
 
 ## What to know
 
@@ -32,26 +57,64 @@ that the architecture does not do: nothing is computed in another way than the c
 
 
 def list_models(
+    name: str | None = None,
     *,
     json: Annotated[bool, Parameter(negative="")] = False,
     engine: Annotated[EngineFlags, Parameter(parse=False)],
 ) -> int:
-    """List the model architectures that run: how they are supported, what for, and what GGUF files call them.
+    """List the model architectures that run: how they are supported, what for, and what GGUF files call them. With a
+    name, tell how that one runs; the exit code is 1 when it does not.
 
     Parameters
     ----------
+    name
+        An architecture (as config.json names it), or a model: a folder, a file, hf:ORG/NAME or pypi:NAME.
     json
         Print JSON.
     """
     from jackfield.cli.tables import print_json, print_table
     from jackfield.registry import Registry
 
-    rows = list(model_rows(Registry.discover(engine.config().plugins)))
+    if name is not None:
+        told = tell(name, engine.config())
+        if json:
+            print_json(told)
+        else:
+            print("\n".join(f"{key}: {value}" for key, value in told.items() if value))
+        return int(told["how"] == NOT)
+    rows = sorted(model_rows(Registry.discover(engine.config().plugins)), key=lambda row: str(row["architecture"]))
     if json:
         print_json(rows)
     else:
         print_table(_COLUMNS, [[_cell(row[column]) for column in _COLUMNS] for row in rows])
     return 0
+
+
+def tell(name: str, config: Any) -> dict[str, Any]:
+    """Return how an architecture or a model runs: ``architecture``, ``how``, ``plugin``, ``why`` and ``remedy``."""
+    from jackfield.errors import NoCandidateError
+    from jackfield.oracle.pipeline import choose_architecture
+    from jackfield.registry import Registry
+
+    facts = _facts(name, config)
+    found = {"architecture": facts.architecture, "how": NOT, "plugin": "", "why": "", "remedy": ""}
+    try:
+        decision = choose_architecture(config, facts, Registry.discover(config.plugins))
+    except NoCandidateError as error:
+        return {**found, "why": error.message, "remedy": error.remedy}
+    native = facts.architecture in decision.plugin.kinds
+    return {**found, "how": NATIVE if native else FALLBACK, "plugin": decision.ref.name, "why": decision.why}
+
+
+def _facts(name: str, config: Any) -> Any:
+    from jackfield.checkpoint import read_facts
+    from jackfield.interfaces import ModelFacts
+    from jackfield.sources import resolve_model
+
+    if ":" not in name.removeprefix("gguf:") and not Path(name).exists():
+        return ModelFacts("", "gguf" if name.startswith("gguf:") else "config", name, {})
+    folder = Path(config.model.download_dir) if config.model.download_dir else None
+    return read_facts(resolve_model(name, folder), config.model.load_format, config.model.hf_overrides)
 
 
 def model_rows(registry: Any) -> Iterator[dict[str, Any]]:
@@ -60,9 +123,10 @@ def model_rows(registry: Any) -> Iterator[dict[str, Any]]:
         architecture = ref.load()
         if architecture is None:
             continue
+        anything = "*" in architecture.kinds
         yield {
-            "architecture": ref.name,
-            "how": NATIVE,
+            "architecture": _EVERYTHING if anything else ref.name,
+            "how": FALLBACK if anything else NATIVE,
             "tasks": sorted(architecture.tasks),
             "gguf": sorted(architecture.gguf_architectures),
             "distribution": ref.distribution,
@@ -74,7 +138,9 @@ def render_models() -> str:
     """Return docs/models.md: the project's own architectures."""
     from jackfield.registry import Registry
 
-    rows = [row for row in model_rows(Registry.discover()) if row["distribution"] == "jackfield"]
+    rows = [
+        row for row in model_rows(Registry.discover()) if row["distribution"] == "jackfield" and row["how"] == NATIVE
+    ]
     lines = ["# Models", "", "<!-- Made by `make docs-config`; do not edit. -->", ""]
     lines += [f"{len(rows)} architectures.", "", "| architecture | models | tasks | GGUF |", "|---|---|---|---|"]
     for row in rows:

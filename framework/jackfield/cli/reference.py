@@ -26,7 +26,9 @@ def commands() -> dict[str, Any]:
         plugins,
         pull,
         run_batch,
+        save_state,
         serve,
+        tune,
         version,
     )
 
@@ -39,11 +41,13 @@ def commands() -> dict[str, Any]:
         "bench throughput": bench_offline.throughput,
         "run-batch": run_batch.run_batch,
         "pull": pull.pull,
+        "save-sharded-state": save_state.save_sharded_state,
         "explain": explain.explain,
         "plugins": plugins.list_plugins,
         "plugins check": plugins.check,
         "models": models.list_models,
         "config show": config_show.show_config,
+        "tune moe": tune.moe,
         "version": version.version,
     }
 

@@ -62,12 +62,20 @@ class EngineConfig(ConfigTree):
         """
         return Selection(force=self.scheduler.policy)
 
+    @property
+    def model_implementation(self) -> Selection:
+        """The user's word on the model's architecture: ``model.implementation`` is forced, unless it is ``auto``."""
+        name = self.model.implementation
+        return Selection(force=None if name == "auto" else name)
+
     def selection(self, family: str) -> Selection:
         """Return the user's word on a family; an empty one for families that configuration does not choose."""
         if family == "drafters":
             return self.drafter
         if family == "scheduling_policies":
             return self.scheduling_policy
+        if family == "models":
+            return self.model_implementation
         field = FAMILY_FIELDS.get(family)
         return Selection() if field is None else self.get(field)
 

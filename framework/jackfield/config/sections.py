@@ -11,6 +11,9 @@ from jackfield.config.values import parse_bytes
 
 Positive = Annotated[int, Field(ge=1)]
 ByteCount = Annotated[int, Field(ge=1), BeforeValidator(parse_bytes)]
+LoadFormat = Literal[
+    "auto", "safetensors", "pytorch", "gguf", "dummy", "sharded_state", "fastsafetensors", "runai_streamer"
+]
 
 
 class ModelSection(Section):
@@ -26,10 +29,24 @@ class ModelSection(Section):
     """Longest sequence, prompt and output together, in tokens; the model's own limit when not set."""
     seed: int | None = None
     """Makes the sampling of requests that bring no seed repeatable; fresh seeds are drawn when not set."""
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
-    """Container of the weights; `dummy` makes random ones."""
+    load_format: LoadFormat = "auto"
+    """Container of the weights, or a library that reads it (`fastsafetensors`, `runai_streamer`); `dummy` makes random
+    ones, `sharded_state` is what `jackfield save-sharded-state` wrote."""
+    load_threads: Annotated[int, Field(ge=0, le=64)] = 4
+    """Threads that read weight files ahead of their use; 0 reads each tensor when it is needed."""
     hf_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's config.json to replace."""
+    """Keys of the model's config.json to replace. Objects are merged, null takes a key away, and a key with dots leads
+    into objects (`rope_parameters.factor`)."""
+    generation_config: str = "auto"
+    """Where the model's sampling defaults and ends come from: `auto` is its own generation_config.json, `none` leaves
+    it out, anything else is a file or a folder."""
+    tokenizer_mode: Literal["auto", "fast", "slow", "mistral"] = "auto"
+    """Which tokenizer of the model is used: `fast` is its tokenizer.json or what converts to one, `slow` its
+    SentencePiece model as it is, `mistral` its tekken.json by the mistral-common library; `auto` is `mistral` where
+    there is a tekken.json and no tokenizer.json, and else `fast`."""
+    implementation: str = "auto"
+    """Who builds the model: `auto` is a plugin for its architecture and, where there is none, the fallback; the name
+    of a model plugin is that one, `transformers` the fallback."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint. Not supported yet: `true` is refused."""
     task: Literal["auto", "generate", "pool"] = "auto"
@@ -49,7 +66,10 @@ class CacheSection(Section):
     num_blocks: Positive | None = None
     """Number of cache blocks; found from free memory when not set."""
     cache_dtype: str = "auto"
-    """Storage type of the cache; `auto` is the type of computation."""
+    """Storage type of the cache: `auto` (the type of computation), `fp8` (`fp8_e4m3`), `fp8_e5m2`, `int8`, `int4`, as
+    far as an attention backend reads it."""
+    layer_dtypes: dict[str, str] = Field(default_factory=dict)
+    """Storage type of some layers (`3`, `0-7`, or a pattern of their paths), in place of `cache_dtype`."""
     kv_cache_memory: ByteCount | None = None
     """Memory for the cache: bytes, or a text such as `4GiB`."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9

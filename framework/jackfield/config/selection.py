@@ -58,7 +58,7 @@ class Selection(Section):
         narrower = (
             [(f"phases.{phase}", self.phases[phase])] if phase in self.phases else [],
             [(f"kinds.{kind}", self.kinds[kind])] if kind in self.kinds else [],
-            [(f"layers.{key}", part) for key, part in self.layers.items() if _layer_matches(key, layer, path)],
+            [(f"layers.{key}", part) for key, part in self.layers.items() if layer_matches(key, layer, path)],
             [(f"components.{component}", self.components[component])] if component in self.components else [],
         )
         for name, part in (entry for entries in narrower for entry in entries):
@@ -79,7 +79,8 @@ class ResolvedSelection:
     exclude_from: str = ""
 
 
-def _layer_matches(key: str, layer: int | None, path: str) -> bool:
+def layer_matches(key: str, layer: int | None, path: str) -> bool:
+    """Return whether a word about layers (a number, a range, a pattern of paths) is about this one."""
     if layer is not None and key.isdecimal():
         return int(key) == layer
     first, dash, last = key.partition("-")

@@ -294,7 +294,13 @@ class AsyncLLM:
         queue: Outputs = asyncio.Queue()
         self._queues[name] = queue
         self._outputs.add(name, text, requests)
-        await self._client.add(requests)
+        try:
+            await self._client.add(requests)
+        except BaseException:
+            # The engine never heard of it: nothing will come for it.
+            self._outputs.forget(name)
+            self._queues.pop(name, None)
+            raise
         return queue
 
     async def _follow(self, name: str, queue: Outputs) -> AsyncGenerator[RequestOutput, None]:

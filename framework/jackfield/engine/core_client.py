@@ -25,7 +25,7 @@ from jackfield.engine.messages import (
     decode_notice,
     encode,
 )
-from jackfield.errors import EngineDeadError, PluginError
+from jackfield.errors import EngineDeadError, PluginError, RequestError
 from jackfield.protocol import EngineCoreOutput, EngineCoreRequest
 
 
@@ -79,8 +79,21 @@ class CoreClient:
         return notice
 
     async def add(self, requests: list[EngineCoreRequest]) -> None:
-        """Queue requests."""
-        await self._send(Add(requests, self._seat.number))
+        """Queue requests.
+
+        Raises:
+            RequestError: a request holds what no message can carry: half a character, a number of thousands of digits.
+        """
+        try:
+            message = encode(Add(requests, self._seat.number))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(
+                f"the request cannot be sent to the engine: {error}",
+                field="sampling_params",
+                value=requests[0].request_id,
+                remedy="use whole characters, and numbers of 64 bits",
+            ) from error
+        await self._commands.send(message)
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests."""

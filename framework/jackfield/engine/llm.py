@@ -18,6 +18,7 @@ from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
 from jackfield.engine.outputs import PoolingOutput, RequestOutput
 from jackfield.engine.pooling import cosine, pooling_output
+from jackfield.engine.progress import RequestBar
 from jackfield.engine.setup import Progress, check_room, prepare
 from jackfield.errors import RequestError
 from jackfield.interfaces import Plugin
@@ -127,7 +128,7 @@ class LLM:
         Args:
             prompts: one prompt or several: texts, lists of token ids, or prompt objects.
             sampling_params: one for all, or one for each prompt; the model's defaults when None.
-            use_tqdm: show a progress bar (or a callable that makes one like tqdm does).
+            use_tqdm: show a progress bar with rates of tokens (or a callable that makes one like tqdm does).
             priority: one for each prompt; smaller runs earlier under the priority policy.
 
         Raises:
@@ -382,11 +383,11 @@ class LLM:
     def _collect(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         """Step until these requests are over. Others that end meanwhile are kept for those who wait for them."""
         missing = {request_id for request_id in request_ids if request_id not in self._done}
-        bar = _bar(use_tqdm, len(missing))
+        bar = RequestBar(use_tqdm, len(missing)) if use_tqdm else None
         while missing:
             for request_id in self._advance():
                 if bar is not None and request_id in missing:
-                    bar.update(1)
+                    bar.ended(self._done[request_id])
                 missing.discard(request_id)
         if bar is not None:
             bar.close()
@@ -414,13 +415,3 @@ def _as_batch(prompts: Any) -> list[Prompt]:
     if batch and all(isinstance(item, int) and not isinstance(item, bool) for item in batch):
         return [batch]
     return batch
-
-
-def _bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
-    if not use_tqdm:
-        return None
-    if callable(use_tqdm):
-        return use_tqdm(total=total, desc="requests")
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="requests")

@@ -101,6 +101,11 @@ class OutputProcessor:
                 del self._requests[request_id]
         return outputs, to_abort
 
+    def forget(self, request_id: str) -> None:
+        """Follow a request no longer; nothing will come of it."""
+        if self._requests.pop(request_id, None) is not None:
+            self._owner = {core: owner for core, owner in self._owner.items() if owner[0].request_id != request_id}
+
     def num_requests(self) -> int:
         """Return how many requests are followed."""
         return len(self._requests)

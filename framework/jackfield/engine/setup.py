@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jackfield.checkpoint import GenerationDefaults, generation_defaults, read_facts
+from jackfield.checkpoint import GenerationDefaults, generation_defaults, overridden, read_facts
 from jackfield.config import EngineConfig, load_config, require_model
 from jackfield.engine.input_processor import InputProcessor, ProcessorLimits
 from jackfield.errors import CheckpointError, RequestError
@@ -101,7 +101,8 @@ def prepare(
     if config.is_user_set("log.level"):
         logging.getLogger("jackfield").setLevel(config.log.level.upper())
     folder = Path(config.model.download_dir) if config.model.download_dir else None
-    facts = read_facts(resolve_model(require_model(config), folder, progress))
+    path = resolve_model(require_model(config), folder, progress)
+    facts = read_facts(path, config.model.load_format, config.model.hf_overrides)
     registry = Registry.discover(config.plugins)
     for plugin in plugins:
         registry.register(plugin)
@@ -111,7 +112,7 @@ def prepare(
     registry.freeze()
     _announce(resolution, hooks)
     tokenizer = None if skip_tokenizer_init else _tokenizer(resolution.config, facts)
-    return Prepared(resolution, registry, hooks, tokenizer, generation_defaults(facts))
+    return Prepared(resolution, registry, hooks, tokenizer, _generation(config, facts))
 
 
 def prepare_again(resolution: Resolution, *, tokenizes: bool = True) -> Prepared:
@@ -130,7 +131,7 @@ def prepare_again(resolution: Resolution, *, tokenizes: bool = True) -> Prepared
     hooks = HookBus()
     hooks.load(registry.refs("hooks"))
     tokenizer = _tokenizer(config, facts) if tokenizes else None
-    return Prepared(resolution, registry, hooks, tokenizer, generation_defaults(facts))
+    return Prepared(resolution, registry, hooks, tokenizer, _generation(config, facts))
 
 
 def check_room(config: EngineConfig, requests: int) -> None:
@@ -156,16 +157,25 @@ def _announce(resolution: Resolution, hooks: HookBus) -> None:
         hooks.emit("decision_made", decision=decision)
 
 
+def _generation(config: EngineConfig, facts: ModelFacts) -> GenerationDefaults:
+    if facts.container == "gguf":
+        # Metadata has names of its own, so that overrides, which are keys of config.json, are not in it yet.
+        facts = replace(facts, config=overridden(facts.config, config.model.hf_overrides))
+    return generation_defaults(facts, config.model.generation_config)
+
+
 def _tokenizer(config: EngineConfig, facts: ModelFacts) -> Tokenizer:
-    where = config.model.tokenizer
-    if where is None:
-        return load_tokenizer(facts.path, facts)
-    path = Path(where)
-    if not path.exists():
+    where, mode = config.model.tokenizer, config.model.tokenizer_mode
+    path = facts.path if where is None else where
+    if not Path(path).exists():
         raise CheckpointError(
             "the tokenizer does not exist", field="model.tokenizer", value=where, remedy="name a file or a folder"
         )
-    return load_tokenizer(path, replace(facts, path=str(path), container="gguf" if path.is_file() else "safetensors"))
+    if where is not None:
+        # Ends of generation are those of the tokenizer's folder, unless a generation configuration is named.
+        container = "gguf" if Path(where).is_file() else "safetensors"
+        facts = replace(facts, path=where, container=container)
+    return load_tokenizer(path, facts, mode=mode, stops=_generation(config, facts).eos_token_ids)
 
 
 def _sampling(values: Mapping[str, float]) -> dict[str, Any]:

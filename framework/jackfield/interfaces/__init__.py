@@ -32,12 +32,11 @@ from jackfield.interfaces.models import (
     LabelModel,
     ModelArchitecture,
     ModelRequest,
-    MoEConfig,
     PoolerConfig,
     TextConfig,
     TextModel,
 )
-from jackfield.interfaces.moe import ExpertsBackend, ExpertsRequest
+from jackfield.interfaces.moe import ExpertsBackend, ExpertsRequest, MoEConfig
 from jackfield.interfaces.ops import OPS, QUANTIZING_OPS, SAMPLING_OPS, DrawBatch, OpRequest, OpsProvider
 from jackfield.interfaces.platform import (
     Communicator,

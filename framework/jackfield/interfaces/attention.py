@@ -286,7 +286,21 @@ class LatentLayer(Protocol):
 
 
 class RecurrentLayer(Protocol):
-    """Mixing with a state per sequence (Mamba, linear attention, gated delta rule)."""
+    """Mixing with a state per sequence (Mamba, linear attention, gated delta rule). ``metadata`` says where the states
+    before and after the step lie: ``AttentionStep.states``.
+    """
+
+    def convolve(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        state: Mapping[str, torch.Tensor],
+        metadata: Any,
+        out_TC: torch.Tensor,
+    ) -> None:
+        """Write silu(causal convolution of each channel over its last W tokens) and advance the plane ``conv``."""
+        ...
 
     def mix(
         self,

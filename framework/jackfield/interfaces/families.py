@@ -41,10 +41,10 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("platforms", Platform),
-        Family("models", ModelArchitecture, (1, 3)),
-        Family("quantization_methods", QuantizationMethod, (1, 1)),
-        Family("moe_experts", ExpertsBackend),
-        Family("attention_backends", AttentionBackend),
+        Family("models", ModelArchitecture, (1, 4)),
+        Family("quantization_methods", QuantizationMethod, (1, 2)),
+        Family("moe_experts", ExpertsBackend, (1, 1)),
+        Family("attention_backends", AttentionBackend, (1, 1)),
         Family("ops", OpsProvider, (1, 1)),
         Family("drafters", Drafter),
         Family("scheduling_policies", SchedulingPolicy),

@@ -8,10 +8,11 @@ The light class reads configuration and describes; ``build`` imports the torch m
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from jackfield.interfaces.moe import MoEConfig
 from jackfield.interfaces.plugin import Plugin, Request
 from jackfield.interfaces.sharding import OutputShard, Parallel
 from jackfield.interfaces.weights import WeightMap
@@ -25,6 +26,7 @@ TASKS = frozenset({"generate", "pool", "encode"})
 INERT_KEYS = frozenset(
     {
         "_name_or_path",
+        "_model_name_or_path",
         "architectures",
         "model_type",
         "transformers_version",
@@ -120,6 +122,12 @@ class ConfigReader(Protocol):
         """Return a reader of a nested object (whose unread keys count too), or None when absent or null."""
         ...
 
+    def everything(self) -> Mapping[str, Any]:
+        """Return all keys as they are, nested ones too; all of them count as read. For architectures that hand the
+        whole configuration to somebody who reads all of it.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRequest(Request):
@@ -128,10 +136,17 @@ class ModelRequest(Request):
     Args:
         task: ``generate``, ``pool`` or ``encode``.
         container: ``safetensors``, ``gguf`` or ``config``.
+        quantization: format of the checkpoint, or ``""``.
+        config: keys of config.json, for plugins that serve any architecture; no part of reports.
+        rivals: plugins that name this very architecture, where the user named none. A plugin that serves any
+            architecture leaves it to them, also where they did not load.
     """
 
     task: str = "generate"
     container: str = "safetensors"
+    quantization: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    rivals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,10 +211,11 @@ class ForwardContext(Protocol):
         """[T] adapter index of each token, or None when no adapter is active."""
         ...
 
-    def attend(
-        self, backend: Any, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], group: str, out_THD: torch.Tensor
-    ) -> None:
-        """Let ``backend`` attend with the metadata of ``group``. In a recorded step this is where recordings break."""
+    def unrecorded(self, group: str, work: Callable[[Any, int], None]) -> None:
+        """Call ``work(metadata of the group, number of tokens)``: attention and its kin, whose sizes depend on the
+        step. In a recorded step this is where recordings break; at a replay the tensors that ``work`` holds are
+        longer than the step has tokens.
+        """
         ...
 
     def angles(self, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
@@ -291,11 +307,65 @@ class BuildContext(Protocol):
         q_norm: Any = None,
         k_norm: Any = None,
         norm_last: bool = False,
+        sinks: Any = None,
     ) -> Any:
         """Return the attention of one layer: ``attention(qkv, positions, ctx)`` normalizes and rotates q and k, writes
         the cache and attends, [T, H·D + K·D + K·Dv] → [T, H·Dv]. It is one call so that a platform can fuse it.
         With ``norm_last`` it rotates before it normalizes. A group that needs ``alibi`` has the slopes of all heads in
-        ``extra["alibi_slopes"]``.
+        ``extra["alibi_slopes"]``. A group that needs ``sinks`` gets a module of :meth:`parameters` whose ``weight`` [H]
+        is a logit that takes part in each head's softmax and adds nothing.
+        """
+        ...
+
+    def latent_attention(self, layer: int, group: AttentionGroup, *, kv_up: Any, rotary: Any) -> Any:
+        """Return multi-head latent attention of one layer: ``attention(q, latent, rope, positions, ctx)``, with q
+        [T, H, N + P] (rotated features last), latent [T, R], rope [T, P] → [T, H·V]. ``kv_up`` is the COLUMN layer
+        [R] → [H·(N + V)]. The group has ``head_size`` N + P, and in ``extra`` ``latent_size`` R and ``rope_size`` P.
+        """
+        ...
+
+    def recurrent(self, layer: int) -> Any:
+        """Return the mixing of a layer with states: ``convolve(x, weights, ctx)`` [T, C] → [T, C] and
+        ``mix(tokens, constants, out, ctx)`` → out. What the states look like follows from the group's ``extra``, the
+        names of inputs from its kind (docs/plugins/attention.md).
+        """
+        ...
+
+    def parameters(
+        self,
+        name: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        shards: Sequence[OutputShard] = (),
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        """Return a module with small parameters as attributes, by checkpoint suffix and shape; a tensor that a weight
+        rule names whole has the suffix ``weight``.
+
+        Args:
+            name: module path. shapes: of the whole tensors. shards: what the first dimension is made of, where it is
+            cut among ranks. dtype: storage type, if not the model's.
+        """
+        ...
+
+    def gated_norm(
+        self,
+        name: str,
+        shard: OutputShard,
+        eps: float,
+        *,
+        size: int = 0,
+        activation: str = "silu",
+        gate_first: bool = True,
+        shared: bool = False,
+    ) -> Any:
+        """Return a root-mean-square norm beside a gate, ``norm(x, gate)`` over the outputs [T, I] of a COLUMN layer's
+        ``shard``.
+
+        Args:
+            name: module path. eps: added to the mean square. size: features normalized together, 0 for all.
+            activation: of the gate, ``silu`` or ``sigmoid``. gate_first: the gate comes before the norm. shared: one
+            weight of ``size`` for all groups.
         """
         ...
 
@@ -306,7 +376,11 @@ class BuildContext(Protocol):
         ...
 
     def moe(self, name: str, config: MoEConfig) -> Any:
-        """Return a mixture-of-experts block: ``moe(x, router_logits)`` → [T, E]."""
+        """Return a mixture-of-experts block: ``moe(x, router_logits, choice_bias, shared)`` → [T, E].
+
+        ``choice_bias`` [X] is added to scores where experts are chosen, and nowhere else; ``shared`` is a module whose
+        results are added, beside the experts where the device can do two things at once. Both may be None.
+        """
         ...
 
     def local_heads(self, heads: int) -> int:
@@ -316,32 +390,6 @@ class BuildContext(Protocol):
     def local_kv_heads(self, heads: int) -> int:
         """Return how many of ``heads`` cache heads this rank holds (at least 1)."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MoEConfig:
-    """A block of experts.
-
-    Args:
-        num_experts: routed experts. top_k: experts per token. hidden_size: E. intermediate_size: F of one expert.
-            activation: as in BuildContext.activation.
-        scoring: ``softmax`` or ``sigmoid`` over router logits. renormalize: make the chosen weights sum to 1.
-            num_groups, top_groups: group-limited routing.
-        scale: factor on the weights. bias: whether experts have biases. extra: what other routing methods need.
-    """
-
-    num_experts: int
-    top_k: int
-    hidden_size: int
-    intermediate_size: int
-    activation: str = "silu"
-    scoring: str = "softmax"
-    renormalize: bool = True
-    num_groups: int = 1
-    top_groups: int = 1
-    scale: float = 1.0
-    bias: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -371,6 +419,10 @@ class ModelArchitecture(Plugin):
     tasks: ClassVar[frozenset[str]] = frozenset({"generate"})
     gguf_architectures: ClassVar[frozenset[str]] = frozenset()
     """Values of GGUF's ``general.architecture`` that this class reads. Also listed in ``kinds`` as ``gguf:NAME``."""
+    recordable: ClassVar[bool] = True
+    """Whether ``forward`` and ``logits`` may be recorded into graphs: they neither wait for the device nor depend on
+    values, but inside ``ForwardContext.unrecorded``.
+    """
 
     @classmethod
     @abstractmethod

@@ -161,6 +161,9 @@ class ParameterHolder(Protocol):
 class LinearScheme:
     """How one layer stores and applies its weight."""
 
+    layout: ClassVar[str] = "dense"
+    """For experts: which of :data:`jackfield.interfaces.moe.LAYOUTS` the parameters are in once they are final."""
+
     def parameters(self, info: LayerInfo) -> Sequence[ParameterSpec]:
         """Return the parameters to allocate and load for the layer, bias excluded."""
         raise NotImplementedError
@@ -225,6 +228,13 @@ class QuantizationMethod(Plugin):
     @abstractmethod
     def scheme(cls, info: LayerInfo, spec: Any) -> LinearScheme | None:
         """Return the scheme for one layer, or None to leave this layer unquantized."""
+
+    @classmethod
+    def experts_layout(cls, spec: Any) -> str:
+        """Return the layout that experts are in once their parameters are final; see
+        :data:`jackfield.interfaces.moe.LAYOUTS`.
+        """
+        return "dense"
 
     @classmethod
     def cache_scheme(cls, spec: Any) -> CacheScheme | None:

@@ -12,12 +12,13 @@ class RowOrder:
 
     ``interleaved_pairs``: inside each of ``units`` heads, rotary pairs lie next to each other (2i, 2i + 1) as GGUF
     stores Llama's q and k, and as GPT-J, Cohere and GLM are trained; modules want halves (i, i + D/2). ``size`` is how
-    many rows of a head are paired, from its first on; 0 for all.
+    many rows of a head are paired, from its row ``start`` on; 0 for all that follow.
     """
 
     kind: str
     units: int
     size: int = 0
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,11 @@ class WeightRule:
         target: module path in the built model (``layers.0.attn.qkv``).
         shard: shard of a fused layer, or ``""``.
         rows: order of the rows in the checkpoint, or None when it is the module's.
-        expert: index of the expert, for a fused expert layer.
+        expert: index of the expert, for a layer of experts; None where the source has all of them, in front.
         optional: the checkpoint may lack it.
         cut: which rows of the source are meant, or None for all of them.
         transposed: the checkpoint has its matrix as [inputs, outputs].
+        suffix: which parameter it is, where ``source`` is a full tensor name.
     """
 
     source: str
@@ -59,6 +61,7 @@ class WeightRule:
     optional: bool = False
     cut: RowSlice | None = None
     transposed: bool = False
+    suffix: str = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,10 @@ class WeightMap:
 
 def unique_targets(rules: Iterable[WeightRule]) -> list[str]:
     """Return targets (with shard and expert) that more than one rule writes; empty for a sound map."""
-    seen: set[tuple[str, str, int | None]] = set()
+    seen: set[tuple[str, str, int | None, str]] = set()
     twice = []
     for rule in rules:
-        key = (rule.target, rule.shard, rule.expert)
+        key = (rule.target, rule.shard, rule.expert, rule.suffix)
         if key in seen:
             twice.append(f"{rule.target}[{rule.shard}]" if rule.shard else rule.target)
         seen.add(key)

@@ -75,7 +75,12 @@ class Attention(nn.Module):
             self._prepare(qk, angles)
             self.backend.write(qk[:, self.heads :], v_TKV, cache, slots)
         out = torch.empty((tokens, self.heads, self.value_size), dtype=qkv.dtype, device=qkv.device)
-        ctx.attend(self.backend, q_THD, cache, self.group, out)
+        backend = self.backend
+
+        def attend(metadata: Any, count: int) -> None:
+            backend.attend(q_THD[:count], cache, metadata, out[:count])
+
+        ctx.unrecorded(self.group, attend)
         return out.flatten(1)
 
     def _prepare(self, qk_TJD: torch.Tensor, angles: torch.Tensor | None) -> None:

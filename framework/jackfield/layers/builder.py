@@ -14,7 +14,6 @@ from jackfield.interfaces import (
     AttentionEnv,
     AttentionGroup,
     Communicator,
-    ExpertsRequest,
     LayerInfo,
     LinearScheme,
     MoEConfig,
@@ -24,14 +23,18 @@ from jackfield.interfaces import (
     TensorFacts,
     WeightMap,
 )
-from jackfield.interfaces.moe import ExpertsBackend
+from jackfield.interfaces.moe import ExpertsBackend, experts_request
 from jackfield.layers.activation import GatedActivation, PlainActivation
 from jackfield.layers.attention import Attention, EncoderAttention
 from jackfield.layers.composite import Composite
+from jackfield.layers.latent import LatentAttention
 from jackfield.layers.linear import Embedding, Head, Linear
 from jackfield.layers.moe import Moe
-from jackfield.layers.norm import HeadNorm, LayerNorm, RmsNorm
+from jackfield.layers.norm import GatedNorm, HeadNorm, LayerNorm, RmsNorm
+from jackfield.layers.parameters import PlainWeight, ShardedWeight
+from jackfield.layers.recurrent import Recurrent
 from jackfield.layers.rotary import Rotary
+from jackfield.layers.side import SideStream
 
 SchemeOf = Callable[[LayerInfo], LinearScheme | None]
 
@@ -82,6 +85,7 @@ class LayerBuilder:
         self._by_module = _tensors_by_module(plan.tensors)
         self._sources = _sources_by_target(plan.weights, self._by_module)
         self._rotaries: dict[str, Rotary] = {}
+        self._side: SideStream | None = None
 
     def linear(
         self,
@@ -145,11 +149,15 @@ class LayerBuilder:
         q_norm: Any = None,
         k_norm: Any = None,
         norm_last: bool = False,
+        sinks: Any = None,
     ) -> Attention:
         """See BuildContext."""
         choice = self._plan.attention[layer]
         heads, kv_heads = self.local_heads(group.num_heads), self.local_kv_heads(group.num_kv_heads)
-        part = choice.backend.layer(self._with_slopes(choice.env, group, heads), layer)
+        env = self._with_slopes(choice.env, group, heads)
+        if sinks is not None:
+            env = replace(env, sinks=sinks.weight)
+        part = choice.backend.layer(env, layer)
         module = EncoderAttention if group.kind == "encoder" else Attention
         return module(
             layer,
@@ -166,6 +174,57 @@ class LayerBuilder:
             fused=choice.backend.prepares,
         )
 
+    def latent_attention(self, layer: int, group: AttentionGroup, *, kv_up: Any, rotary: Any) -> LatentAttention:
+        """See BuildContext."""
+        choice = self._plan.attention[layer]
+        heads, rope = self.local_heads(group.num_heads), int(group.extra["rope_size"])
+        sizes = (group.head_size - rope, rope, group.value_head_size)
+        part = choice.backend.layer(choice.env, layer)
+        return LatentAttention(layer, choice.name, part, kv_up, heads, sizes, rotary, self._plan.ops["rotary"])
+
+    def recurrent(self, layer: int) -> Recurrent:
+        """See BuildContext."""
+        choice = self._plan.attention[layer]
+        return Recurrent(layer, choice.name, choice.backend.layer(choice.env, layer))
+
+    def parameters(
+        self,
+        name: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        shards: Sequence[OutputShard] = (),
+        dtype: torch.dtype | None = None,
+    ) -> ShardedWeight | PlainWeight:
+        """See BuildContext."""
+        if not shards:
+            return PlainWeight(name, shapes, dtype or self.dtype, self.device)
+        return ShardedWeight(name, shapes, shards, self._rank, dtype or self.dtype, self.device)
+
+    def gated_norm(
+        self,
+        name: str,
+        shard: OutputShard,
+        eps: float,
+        *,
+        size: int = 0,
+        activation: str = "silu",
+        gate_first: bool = True,
+        shared: bool = False,
+    ) -> GatedNorm:
+        """See BuildContext."""
+        return GatedNorm(
+            name,
+            shard,
+            size or shard.size,
+            eps,
+            self._plan.communicator,
+            self.dtype,
+            self.device,
+            activation=activation,
+            gate_first=gate_first,
+            shared=shared,
+        )
+
     def activation(self, name: str, *, gated: bool = True) -> GatedActivation | PlainActivation:
         """See BuildContext."""
         return GatedActivation(name, self._plan.ops) if gated else PlainActivation(name)
@@ -174,23 +233,20 @@ class LayerBuilder:
         """See BuildContext."""
         if self._plan.experts is None:
             raise ConfigError("the model has experts, but no experts backend was chosen", field="moe", value=name)
-        width, inner = config.hidden_size, config.intermediate_size
-        shards = (OutputShard("gate", inner), OutputShard("up", inner))
-        count = config.num_experts
-        up = self._info(f"{name}.gate_up", width, shards, Parallel.COLUMN, "experts", num_experts=count)
-        down = self._info(f"{name}.down", inner, (OutputShard("", width),), Parallel.ROW, "experts", num_experts=count)
-        backend = self._plan.experts.build(
-            ExpertsRequest(
-                kind="dense",
-                num_experts=count,
-                top_k=config.top_k,
-                hidden_size=width,
-                intermediate_size=inner // self._rank.size,
-                activation=config.activation,
-            )
+        width, inner, count = config.hidden_size, config.intermediate_size, config.num_experts
+        shards = tuple(OutputShard(s, inner) for s in (("gate", "up") if config.gated else ("up",)))
+        whole = (OutputShard("", width),)
+        options: dict[str, Any] = {"role": "experts", "bias": config.bias, "num_experts": count}
+        up_info = self._info(f"{name}.gate_up", width, shards, Parallel.COLUMN, **options)
+        down_info = self._info(f"{name}.down", inner, whole, Parallel.ROW, **options)
+        up, down = ((info, self._scheme(info)) for info in (up_info, down_info))
+        request = experts_request(
+            config, up[1].layout, dtype=str(self.dtype).removeprefix("torch."), ranks=self._rank.size
         )
-        pairs = ((up, self._scheme(up)), (down, self._scheme(down)))
-        return Moe(name, config, *pairs, backend, self._plan.communicator, self.device)
+        backend, group = self._plan.experts.build(request), self._plan.communicator
+        if self._side is None:
+            self._side = SideStream(self.device)
+        return Moe(name, config, up, down, backend, group, self.device, side=self._side)
 
     def local_heads(self, heads: int) -> int:
         """See BuildContext."""

@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from jackfield.interfaces import Communicator, OutputShard, RankInfo
-from jackfield.layers.parameters import LoadableModule, PlainWeight
+from jackfield.layers.parameters import LoadableModule, PlainWeight, ShardedWeight
 
 Ops = Mapping[str, Callable[..., Any]]
+
+GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+"""Activations of gates beside a norm."""
 
 
 class Fed(Protocol):
@@ -124,6 +127,59 @@ class LayerNorm(PlainWeight):
         """Return (norm(x + residual), x + residual)."""
         total = x_TE + residual_TE
         return self(total), total
+
+
+class GatedNorm(ShardedWeight):
+    """Root-mean-square norm beside a gate, over groups of features (Mamba-2, arXiv:2405.21060; gated delta networks,
+    arXiv:2412.06464).
+
+    Args:
+        name: module path. shard: of the layer whose outputs are normalized. size: features that are normalized
+            together. eps: added to the mean square. activation: of the gate. gate_first: the gate comes before the
+            norm. shared: one weight of ``size`` for all groups.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        name: str,
+        shard: OutputShard,
+        size: int,
+        eps: float,
+        communicator: Communicator,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        activation: str = "silu",
+        gate_first: bool = True,
+        shared: bool = False,
+    ) -> None:
+        rank = RankInfo(communicator.rank, communicator.size)
+        weight = OutputShard("", size, size, may_replicate=True) if shared else shard
+        shapes = {"weight": (weight.size,)}
+        super().__init__(name, shapes, (weight,), RankInfo() if shared else rank, dtype, device)
+        self.eps, self._size, self._gate_first = eps, size, gate_first
+        self._act = GATES[activation]
+        local = shard.local_size(rank)
+        self._sums = communicator if size > local else None
+        if self._sums is not None and size != shard.size:
+            raise ValueError(f"{name}: a group of {size} features lies on several ranks, but not on all")
+
+    def forward(self, x_TI: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
+        """Return [T, I] of this rank."""
+        wide = torch.promote_types(x_TI.dtype, torch.float32)
+        gate = self._act(gate_TI.to(wide))
+        x = x_TI.to(wide) * gate if self._gate_first else x_TI.to(wide)
+        groups = x.view(len(x), -1, min(self._size, x.shape[-1]))
+        groups = groups * torch.rsqrt(self._mean_square(groups) + self.eps)
+        y = (groups * self.weight.to(wide).view(-1, groups.shape[-1])).view(x.shape)
+        return (y if self._gate_first else y * gate).to(x_TI.dtype)
+
+    def _mean_square(self, x_TGN: torch.Tensor) -> torch.Tensor:
+        if self._sums is None:
+            return x_TGN.square().mean(-1, keepdim=True)
+        return self._sums.all_reduce(x_TGN.square().sum(-1, keepdim=True)) / self._size
 
 
 class HeadNorm(LoadableModule):

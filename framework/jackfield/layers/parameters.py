@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from jackfield.errors import CheckpointError
-from jackfield.interfaces import LayerInfo, LinearScheme, OutputShard, Parallel, ParameterSpec, even_slice
+from jackfield.interfaces import LayerInfo, LinearScheme, OutputShard, Parallel, ParameterSpec, RankInfo, even_slice
 
 
 class LoadableModule(nn.Module):
@@ -89,6 +89,50 @@ class PlainWeight(LoadableModule):
         self._copy(self.get_parameter(suffix), tensor, suffix)
         self._filled(suffix)
         return True
+
+
+class ShardedWeight(LoadableModule):
+    """Small parameters whose first dimension runs along a layer's outputs, and is cut among ranks as they are.
+
+    Args:
+        name: module path. shapes: of the whole checkpoint tensors, by suffix. shards: what the first dimension is made
+            of; a tensor may come whole, or shard by shard.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        shards: Sequence[OutputShard],
+        rank: RankInfo,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(name)
+        self._shards, self._rank = tuple(shards), rank
+        local = sum(shard.local_size(rank) for shard in self._shards)
+        for key, (_, *rest) in shapes.items():
+            self.register_parameter(key, _empty((local, *rest), dtype, device))
+            self._expect(key, [shard.name for shard in self._shards])
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """See the base class."""
+        if suffix not in self._missing:
+            return False
+        wanted = [s for s in self._shards if shard in ("", s.name)]
+        whole, first = sum(s.size for s in wanted), 0
+        for part in wanted:
+            start, stop = part.slice(self._rank)
+            piece = self._part(tensor, 0, whole, first + start, first + stop, suffix)
+            self._copy(self._place(part, suffix), piece, suffix)
+            self._filled(suffix, part.name)
+            first += part.size
+        return bool(wanted)
+
+    def _place(self, shard: OutputShard, suffix: str) -> torch.Tensor:
+        before = self._shards[: self._shards.index(shard)]
+        start = sum(s.local_size(self._rank) for s in before)
+        return self.get_parameter(suffix).narrow(0, start, shard.local_size(self._rank))
 
 
 class SchemeWeight(LoadableModule):

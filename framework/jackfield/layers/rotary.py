@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from jackfield.errors import ConfigError
 from jackfield.layers.rotary_scaling import attention_factor, scaled_frequencies
 
 __all__ = ["Rotary", "scaled_frequencies"]
@@ -26,6 +27,7 @@ class Rotary(nn.Module):
     """
 
     table_PR: torch.Tensor
+    axes_R: torch.Tensor | None
 
     def __init__(
         self,
@@ -42,7 +44,42 @@ class Rotary(nn.Module):
         angles = torch.outer(positions, frequencies)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(scaling, max_position)
         self.register_buffer("table_PR", table.to(device), persistent=False)
+        axes = axes_of(rotary_dim, scaling or {})
+        self.register_buffer("axes_R", None if axes is None else axes.repeat(2).to(device), persistent=False)
 
     def forward(self, positions_T: torch.Tensor) -> torch.Tensor:
-        """Return cosines and sines [T, R] of the positions, in float32."""
-        return self.table_PR.index_select(0, positions_T)
+        """Return cosines and sines [T, R] of positions [T], or [3, T] along time, height and width, in float32."""
+        if positions_T.dim() == 1:
+            return self.table_PR.index_select(0, positions_T)
+        rows_3TR = self.table_PR[positions_T]
+        if self.axes_R is None:
+            return rows_3TR[0]
+        return rows_3TR.gather(0, self.axes_R.expand(1, rows_3TR.shape[1], -1))[0]
+
+
+def axes_of(rotary_dim: int, scaling: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return along which axis each frequency [R/2] looks at a position (0: time, 1: height, 2: width), or None where
+    all look along the first.
+
+    ``mrope_section`` (Qwen2-VL, arXiv:2409.12191, section 2.1) gives each axis a run of frequencies; with
+    ``mrope_interleaved`` (Qwen3-VL) the axes take turns as far as the sections reach, and time has the rest.
+
+    Raises:
+        ConfigError: the sections are not three, or do not add up.
+    """
+    sections = scaling.get("mrope_section")
+    if sections is None:
+        return None
+    if len(sections) != 3 or sum(sections) != rotary_dim // 2:
+        raise ConfigError(
+            f"sections {list(sections)} do not share out {rotary_dim // 2} frequencies among three axes",
+            field="rope_scaling.mrope_section",
+            value=list(sections),
+            remedy="correct the configuration",
+        )
+    if not scaling.get("mrope_interleaved", False):
+        return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    axes = torch.zeros(rotary_dim // 2, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes

@@ -217,6 +217,7 @@ def _factors(stretch: Stretch) -> torch.Tensor:
 
 SCALINGS: Mapping[str, Rule] = {
     "default": _default,
+    "mrope": _default,
     "linear": _linear,
     "ntk": _ntk,
     "dynamic": _dynamic,

@@ -1,5 +1,18 @@
 """Fills a built model from a checkpoint."""
 
-from jackfield.loader.weights import load_dummy, load_weights
+from jackfield.loader.reading import ReadAhead
+from jackfield.loader.sharded_state import load_sharded_state, save_rank
+from jackfield.loader.streams import READERS, open_stream
+from jackfield.loader.weights import fill_weights, finalize, load_dummy, load_weights
 
-__all__ = ["load_dummy", "load_weights"]
+__all__ = [
+    "READERS",
+    "ReadAhead",
+    "fill_weights",
+    "finalize",
+    "load_dummy",
+    "load_sharded_state",
+    "load_weights",
+    "open_stream",
+    "save_rank",
+]

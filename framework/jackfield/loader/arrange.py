@@ -52,14 +52,14 @@ def reorder_rows(tensor: torch.Tensor, order: RowOrder, dim: int = 0) -> torch.T
     if dim == 0 and tensor.dim() == 2 and tensor.shape[0] == order.units:
         return reorder_rows(tensor.flatten(), order).view(tensor.shape)
     head, rest = divmod(tensor.shape[dim], order.units)
-    size = order.size or head
-    if rest or size > head or size % 2:
+    size = order.size or head - order.start
+    if rest or size < 0 or order.start + size > head or size % 2:
         raise _unfit(f"{tensor.shape[dim]} rows are not {order.units} heads with {order.size or 'all'} paired", order)
     heads = torch.unflatten(tensor, dim, (order.units, head))
-    paired, others = torch.split(heads, [size, head - size], dim + 1)
+    before, paired, others = torch.split(heads, [order.start, size, head - size - order.start], dim + 1)
     pairs = torch.unflatten(paired, dim + 1, (size // 2, 2))
     halves = pairs.transpose(dim + 1, dim + 2).flatten(dim + 1, dim + 2)
-    return torch.cat((halves, others), dim + 1).flatten(dim, dim + 1)
+    return torch.cat((before, halves, others), dim + 1).flatten(dim, dim + 1)
 
 
 def _unfit(message: str, value: object) -> CheckpointError:

@@ -36,11 +36,19 @@ class Tensors(Protocol):
         ...
 
     def get(self, name: str) -> Any:
-        """Return a read-only numpy view; types that numpy lacks come as unsigned integers of their size."""
+        """Return a read-only numpy view, where types that numpy lacks come as unsigned integers of their size; or a
+        tensor.
+        """
         ...
 
 
 def load_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress: Progress | None = None) -> None:
+    """Fill ``model`` and let its layers prepare their weights. See :func:`fill_weights`."""
+    fill_weights(model, source, weights, progress)
+    finalize(model)
+
+
+def fill_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress: Progress | None = None) -> None:
     """Fill ``model``.
 
     Args:
@@ -56,19 +64,18 @@ def load_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress
         rules.setdefault(rule.source, []).append(rule)
     ignore = [re.compile(pattern) for pattern in weights.ignore]
     facts = source.facts.tensors
-    total, done, unused = sum(facts[n].nbytes for n in source), 0, []
+    total, done, unused = sum(tensor.nbytes for tensor in facts.values()), 0, []
     for name in source:
         module, _, suffix = name.rpartition(".")
         taken = [_deliver(modules, rule, suffix, source, name) for rule in _rules_for(module, rules, weights)]
         # A rule may also name a whole tensor whose last part is no suffix that a layer knows (``A_log``).
-        taken += [_deliver(modules, rule, "weight", source, name) for rule in _rules_for(name, rules, weights)]
+        taken += [_deliver(modules, rule, rule.suffix, source, name) for rule in _rules_for(name, rules, weights)]
         if not any(taken) and not any(p.fullmatch(name) for p in ignore):
             unused.append(name)
         done += facts[name].nbytes
         if progress:
             progress(done, total)
     _check_complete(modules, weights, unused)
-    finalize(model)
 
 
 def finalize(model: nn.Module) -> None:
@@ -86,8 +93,11 @@ def to_torch(array: Any, dtype: str) -> torch.Tensor:
     """Return a tensor over a checkpoint array, without a copy.
 
     Args:
-        array: a numpy view of the stored bytes. dtype: torch's word for its type, or ``ggml:TYPE``.
+        array: a numpy view of the stored bytes, or a tensor, which is returned as it is. dtype: torch's word for its
+            type, or ``ggml:TYPE``.
     """
+    if isinstance(array, torch.Tensor):
+        return array
     word = PLAIN_GGML.get(dtype, dtype)
     signed = array.view("int16") if array.dtype.name == "uint16" else array
     with warnings.catch_warnings():
@@ -120,10 +130,10 @@ def _deliver(modules: Mapping[str, LoadableModule], rule: WeightRule, suffix: st
         return False
     tensor = to_torch(source.get(name), source.facts.tensors[name].dtype)
     try:
-        tensor = arrange(tensor, rule, module, suffix)
-        if rule.expert is not None and isinstance(module, ExpertWeight):
-            return module.load_expert(rule.expert, rule.shard, suffix, tensor)
-        return module.load(rule.shard, suffix, tensor)
+        if not isinstance(module, ExpertWeight):
+            return module.load(rule.shard, suffix, arrange(tensor, rule, module, suffix))
+        experts = enumerate(tensor) if rule.expert is None else ((rule.expert, tensor),)
+        return all(module.load_expert(i, rule.shard, suffix, arrange(t, rule, module, suffix)) for i, t in experts)
     except CheckpointError as error:
         error.message = f"{error.message} (tensor '{name}')"
         raise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from jackfield.config.selection import ResolvedSelection, Selection
+from jackfield.config import EngineConfig
+from jackfield.config.selection import ResolvedSelection, Selection, layer_matches
 from jackfield.errors import ConfigError, did_you_mean
 from jackfield.interfaces import (
     AttentionBackend,
@@ -47,6 +48,7 @@ def decide_attention(
     """Return one decision for each bucket of layers that are alike and about which the user said the same."""
     groups = architecture.attention_groups(model_config)
     _check_words(bench.config.attention, groups, model_config.num_layers)
+    _check_layers("cache.layer_dtypes", bench.config.cache.layer_dtypes, model_config.num_layers)
     cache = bench.config.cache
     made = []
     for group in groups:
@@ -64,15 +66,16 @@ def decide_attention(
             scale=group.scale,
             window=group.window,
             softcap=group.softcap,
-            cache_dtype=dtype if cache.cache_dtype == "auto" else cache.cache_dtype,
+            cache_dtype=storage_type(cache.cache_dtype, dtype),
             block_size=cache.block_size if bench.config.is_user_set("cache.block_size") else None,
             rank=RankInfo(0, bench.config.parallel.tensor_parallel_size),
             extra=group.extra,
         )
-        buckets = _buckets(bench.config.attention, group)
-        for number, (layers, words) in enumerate(buckets):
+        buckets = _buckets(bench.config, group, dtype)
+        for number, (layers, words, stored) in enumerate(buckets):
             name = group.name if len(buckets) == 1 else f"{group.name}.{number}"
-            made.append(_decide_bucket(bench, replace(request, subject=name, layers=layers), words))
+            asked = replace(request, subject=name, layers=layers, cache_dtype=stored)
+            made.append(_decide_bucket(bench, asked, words))
     return tuple(made)
 
 
@@ -80,20 +83,30 @@ Words = tuple[ResolvedSelection, ...]
 """The user's word for both phases at once, or for each of PHASES."""
 
 
-def _buckets(selection: Selection, group: AttentionGroup) -> list[tuple[tuple[int, ...], Words]]:
-    """Return the group's layers by what the user said about them."""
-    found: list[tuple[list[int], Words]] = []
+def _buckets(config: EngineConfig, group: AttentionGroup, dtype: str) -> list[tuple[tuple[int, ...], Words, str]]:
+    """Return the group's layers by what the user said about them: words on backends, and the storage type."""
+    found: list[tuple[list[int], Words, str]] = []
     for layer in group.layers:
-        place: dict[str, Any] = {"kind": group.kind, "layer": layer, "path": f"layers.{layer}.attention"}
-        words: Words = tuple(selection.resolve(phase=phase, **place) for phase in PHASES)
+        path = f"layers.{layer}.attention"
+        place: dict[str, Any] = {"kind": group.kind, "layer": layer, "path": path}
+        words: Words = tuple(config.attention.resolve(phase=phase, **place) for phase in PHASES)
         if words[0] == words[1]:
             words = words[:1]
-        known = next((layers for layers, said in found if said == words), None)
+        own = [kind for key, kind in config.cache.layer_dtypes.items() if layer_matches(key, layer, path)]
+        stored = storage_type(own[-1] if own else config.cache.cache_dtype, dtype)
+        known = next((layers for layers, said, kind in found if (said, kind) == (words, stored)), None)
         if known is None:
-            found.append(([layer], words))
+            found.append(([layer], words, stored))
         else:
             known.append(layer)
-    return [(tuple(layers), words) for layers, words in found]
+    return [(tuple(layers), words, stored) for layers, words, stored in found]
+
+
+def storage_type(word: str, dtype: str) -> str:
+    """Return the storage type that a setting means, in torch's words where torch has one."""
+    return {"auto": dtype, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(
+        word, word
+    )
 
 
 def _decide_bucket(bench: Bench, request: AttentionRequest, words: Words) -> AttentionDecision:
@@ -188,14 +201,17 @@ def _check_words(selection: Selection, groups: tuple[AttentionGroup, ...], layer
                 )
             _check_words(inner, groups, layers)
     for key, inner in selection.layers.items():
-        if not any(
-            Selection(layers={key: Selection(force="x")}).resolve(layer=i, path=f"layers.{i}.attention").force
-            for i in range(layers)
-        ):
+        _check_layers("attention.layers", [key], layers)
+        _check_words(inner, groups, layers)
+
+
+def _check_layers(field: str, keys: Iterable[str], layers: int) -> None:
+    """Refuse words about layers that match none."""
+    for key in keys:
+        if not any(layer_matches(key, layer, f"layers.{layer}.attention") for layer in range(layers)):
             raise ConfigError(
-                f"attention.layers names '{key}', which matches no layer",
-                field="attention.layers",
+                f"{field} names '{key}', which matches no layer",
+                field=field,
                 value=key,
                 remedy=f"layers are 0 to {layers - 1}, their paths layers.N.attention",
             )
-        _check_words(inner, groups, layers)

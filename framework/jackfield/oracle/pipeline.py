@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from jackfield.checkpoint import JsonConfigReader, pooling_defaults
+from jackfield.checkpoint import JsonConfigReader, format_of, overridden, pooling_defaults, reads
 from jackfield.config import EngineConfig
 from jackfield.config.selection import ResolvedSelection, Selection
 from jackfield.errors import ConfigError, did_you_mean
@@ -41,15 +41,22 @@ from jackfield.interfaces import (
     SchedulingRequest,
     TextConfig,
 )
+from jackfield.interfaces.moe import experts_request
 from jackfield.oracle.attention import decide_attention
 from jackfield.oracle.counterfactual import Counterfactual
 from jackfield.oracle.decide import check_names, decide, guard_fallback, mark_states
 from jackfield.oracle.judge import probe_reasons
 from jackfield.oracle.reconcile import reconcile
 from jackfield.oracle.report import DecisionReport, ProposalOutcome
-from jackfield.oracle.resolution import DrafterDecision, OpDecision, PolicyDecision, ProcessorDecision, Resolution
+from jackfield.oracle.resolution import (
+    DrafterDecision,
+    OpDecision,
+    PolicyDecision,
+    ProcessorDecision,
+    Resolution,
+)
 from jackfield.oracle.verdict import Decision
-from jackfield.registry import Registry
+from jackfield.registry import PluginState, Registry
 
 DEFAULT_DRAFTS = 4
 """Drafts per step when the user names a drafter and no number."""
@@ -108,7 +115,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
     architecture, model_config = _model(bench, facts)
     dtype = _dtype(bench, facts, model_config)
     quantization, plain = _quantization(bench, facts, device, dtype)
-    experts = _experts(bench, architecture, model_config, device, dtype)
+    layout = quantization.experts_layout(quantization.parse(facts.quantization_config))
+    experts = _experts(bench, architecture, model_config, device, dtype, layout)
     attention = decide_attention(bench, architecture, model_config, device, dtype)
     ops = _ops(bench, device, dtype, quantizing="quantized_activations" in quantization.features)
     drafter = _drafter(bench, model_config, device)
@@ -184,15 +192,14 @@ def _platform(bench: Bench) -> tuple[type[Platform], DeviceFacts]:
 
 def _model(bench: Bench, facts: ModelFacts) -> tuple[type[ModelArchitecture], TextConfig]:
     settings = bench.config.model
-    if settings.load_format not in ("auto", "dummy", facts.container):
+    if not reads(settings.load_format, facts):
         raise ConfigError(
-            f"load_format is {settings.load_format}, but the model is a {facts.container} checkpoint",
+            f"load_format is {settings.load_format}, but the model is a {format_of(facts)} checkpoint",
             field="model.load_format",
             value=settings.load_format,
             remedy="leave load_format out, or name a model in that format",
         )
-    request = ModelRequest(kind=facts.architecture, task=settings.task, container=facts.container)
-    decision = bench.decide("models", request, ResolvedSelection(), "model", _task_reasons)
+    decision = _architecture(bench, facts)
     architecture = cast(type[ModelArchitecture], decision.plugin)
     if settings.task == "auto":
         task = "generate" if "generate" in architecture.tasks else "pool"
@@ -201,10 +208,45 @@ def _model(bench: Bench, facts: ModelFacts) -> tuple[type[ModelArchitecture], Te
     if facts.container == "gguf":
         shapes = {name: tensor.shape for name, tensor in facts.tensors.items()}
         keys = dict(architecture.gguf_config(facts.config, shapes))
-    reader = JsonConfigReader({**keys, **settings.hf_overrides}, facts.path)
+    reader = JsonConfigReader(overridden(keys, settings.hf_overrides), facts.path)
     model_config = architecture.config(reader)
     reader.finish(settings.allow_unused_config_keys)
     return architecture, model_config
+
+
+def choose_architecture(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Decision:
+    """Decide only which plugin builds a model.
+
+    Args:
+        config: what people said. facts: of the checkpoint; with an empty ``config`` the question is about the
+            architecture. registry: the installed plugins.
+
+    Raises:
+        NoCandidateError: no plugin does.
+    """
+    return _architecture(Bench(config, registry), facts)
+
+
+def _architecture(bench: Bench, facts: ModelFacts) -> Decision:
+    settings = bench.config.model
+    word = replace_force(bench.config.model_implementation.resolve(), "implementation")
+    request = ModelRequest(
+        kind=facts.architecture,
+        task=settings.task,
+        container=facts.container,
+        quantization=facts.quantization,
+        config=overridden(facts.config, settings.hf_overrides),
+        rivals=() if word.force else _own_plugins(bench.registry, facts.architecture),
+    )
+    return bench.decide("models", request, word, "model", _task_reasons)
+
+
+def _own_plugins(registry: Registry, kind: str) -> tuple[str, ...]:
+    """Return the plugins that name an architecture, those that do not load included: whatever is wrong with them, the
+    fallback does not hide it.
+    """
+    refs = [ref for ref in registry.refs("models") if ref.state is not PluginState.DISABLED]
+    return tuple(ref.name for ref in refs if ref.name == kind or ((made := ref.load()) and kind in made.kinds))
 
 
 def _pooler(config: EngineConfig, architecture: type[ModelArchitecture], model_config: TextConfig, path: str) -> Any:
@@ -253,25 +295,35 @@ def _quantization(
     return method, cast(type[QuantizationMethod], plain.plugin)
 
 
-def _experts(
-    bench: Bench, architecture: type[ModelArchitecture], model_config: TextConfig, device: DeviceFacts, dtype: str
-) -> type[ExpertsBackend] | None:
+def experts_asked(
+    config: EngineConfig,
+    architecture: type[ModelArchitecture],
+    model_config: TextConfig,
+    device: DeviceFacts,
+    dtype: str,
+    layout: str,
+) -> ExpertsRequest | None:
+    """Return what a model's blocks of experts ask for, or None where it has none; ``layout`` is of their matrices."""
     blocks = architecture.experts(model_config)
     if blocks is None:
+        return None
+    ranks = config.parallel.tensor_parallel_size
+    return experts_request(blocks, layout, dtype=dtype, device=device, ranks=ranks)
+
+
+def _experts(
+    bench: Bench,
+    architecture: type[ModelArchitecture],
+    model_config: TextConfig,
+    device: DeviceFacts,
+    dtype: str,
+    layout: str,
+) -> type[ExpertsBackend] | None:
+    request = experts_asked(bench.config, architecture, model_config, device, dtype, layout)
+    if request is None:
         _refuse_unused(bench, "moe", bench.config.moe, "the model has no experts")
         return None
-    request = ExpertsRequest(
-        subject=f"{blocks.num_experts} experts",
-        kind="dense",
-        dtype=dtype,
-        device=device,
-        num_experts=blocks.num_experts,
-        top_k=blocks.top_k,
-        hidden_size=blocks.hidden_size,
-        intermediate_size=blocks.intermediate_size,
-        activation=blocks.activation,
-    )
-    decision = bench.decide("moe_experts", request, bench.config.moe.resolve(kind="dense"), "moe")
+    decision = bench.decide("moe_experts", request, bench.config.moe.resolve(kind=layout), "moe")
     return cast(type[ExpertsBackend], decision.plugin)
 
 

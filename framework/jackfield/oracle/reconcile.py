@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jackfield.config import EngineConfig
 from jackfield.errors import ConfigError
@@ -47,13 +47,14 @@ def reconcile(
             remedy="leave speculative.method out",
         )
     budget = _batched_tokens(config, length)
-    derived = {
+    derived: dict[str, Any] = {
         "cache.block_size": block,
-        "cache.cache_dtype": attention[0].request.cache_dtype if attention else dtype,
         "model.max_model_len": length,
         "scheduler.max_num_batched_tokens": budget,
         "scheduler.async_scheduling": _overlaps(config, asynchronous, speculative),
     }
+    if not config.is_user_set("cache.cache_dtype"):
+        derived["cache.cache_dtype"] = dtype
     if any(d.request.kind == "encoder" for d in attention):
         # Every token sees the whole prompt, which nothing keeps: it must be in one step.
         derived |= {"scheduler.enable_chunked_prefill": False, "cache.enable_prefix_caching": False}

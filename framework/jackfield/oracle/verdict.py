@@ -192,7 +192,9 @@ def place(family: str, request: Mapping[str, Any]) -> str:
 
 
 def request_data(request: Request) -> dict[str, Any]:
-    """Return a request as JSON-able data: sets sorted, mappings as dicts, enums by name, anything else by repr."""
+    """Return a request as JSON-able data: sets sorted, mappings as dicts, enums by name, anything else by repr. Fields
+    that are declared with ``repr=False`` are left out.
+    """
     data = _plain(request)
     assert isinstance(data, dict)
     return data
@@ -204,7 +206,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.name
     if is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value) if entry.repr}
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, frozenset | set):

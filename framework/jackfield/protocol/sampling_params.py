@@ -144,8 +144,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, g
     def _checks(self) -> list[tuple[str, object, str] | None]:
         def span(name: str, low: float, high: float, rule: str, *, open_low: bool = False) -> Any:
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            inside = number and (low < value if open_low else low <= value) and value <= high
+            inside = _is_finite(value) and (low < value if open_low else low <= value) and value <= high
             return None if inside else (name, value, rule)
 
         def whole(name: str, low: int, rule: str, *, none: bool = True) -> Any:
@@ -204,8 +203,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, g
             return ("logit_bias", self.logit_bias, rule)
         for token, bias in (self.logit_bias or {}).items():
             # Minus infinity forbids a token; plus infinity would leave no distribution to draw from.
-            number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and bias < math.inf
-            if not _is_id(token) or not number:
+            if not _is_id(token) or not (_is_finite(bias) or bias == -math.inf):
                 return ("logit_bias", {token: bias}, rule)
         return None
 
@@ -250,3 +248,13 @@ def _repetition(values: dict[str, Any]) -> RepetitionDetection:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether ``value`` is a number that a float holds; truth values are none."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

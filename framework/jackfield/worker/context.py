@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class AttendCall:
-    """A call of attention that is left out of a recording. Tensors are those of the recording, padded."""
-
-    backend: Any
-    q_THD: torch.Tensor
-    cache: Mapping[str, torch.Tensor]
-    group: str
-    out_THD: torch.Tensor
+Work = Callable[[Any, int], None]
+"""Takes the metadata of a group of layers, and how many of its tokens are real."""
 
 
 class Recorder(Protocol):
-    """Takes calls of attention while a step is recorded."""
+    """Takes what is left out of a recording while a step is recorded."""
 
-    def attend(self, call: AttendCall) -> None:
-        """Keep the call, and go on recording behind it."""
+    def leave_out(self, group: str, work: Work) -> None:
+        """Keep the work, and go on recording behind it."""
         ...
 
 
@@ -54,14 +46,12 @@ class StepContext:
         """See ForwardContext."""
         return self.slots_by_group[group]
 
-    def attend(
-        self, backend: Any, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], group: str, out_THD: torch.Tensor
-    ) -> None:
+    def unrecorded(self, group: str, work: Work) -> None:
         """See ForwardContext."""
         if self.recorder is not None:
-            self.recorder.attend(AttendCall(backend, q_THD, cache, group, out_THD))
+            self.recorder.leave_out(group, work)
         else:
-            backend.attend(q_THD, cache, self.metadata_by_group[group], out_THD)
+            work(self.metadata_by_group[group], len(self.slots_by_group[group]))
 
     def angles(self, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         """See ForwardContext."""

@@ -1,8 +1,8 @@
-"""PiecewiseGraphs: steps of any mix as recordings that break at attention.
+"""PiecewiseGraphs: steps of any mix as recordings that break where tokens are mixed.
 
-All but attention treats every token alike, so its work depends on the number of tokens only: it is recorded for a few
-numbers, and steps are padded up to the next. Attention runs between the pieces with the metadata of the real step, on
-the tokens that are real. Padding tokens have negative cache slots: nothing of them is kept.
+All but attention and its kin treats every token alike, so its work depends on the number of tokens only: it is recorded
+for a few numbers, and steps are padded up to the next. Attention runs between the pieces with the metadata of the real
+step, on the tokens that are real. Padding tokens have negative cache slots: nothing of them is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jackfield.interfaces import GraphApi, TextModel
-from jackfield.worker.context import AttendCall, StepContext
+from jackfield.worker.context import StepContext, Work
 from jackfield.worker.graphs import WARMUPS
 from jackfield.worker.input_batch import StepInputs
 
@@ -24,25 +24,27 @@ SIZES = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
 
 @dataclass(slots=True)
 class Pieces:
-    """One recorded number of tokens: inputs, pieces, the calls between them, and the hidden states at the end."""
+    """One recorded number of tokens: inputs, pieces, the work between them (whose tensors are those of the recording,
+    padded), and the hidden states at the end.
+    """
 
     ids: torch.Tensor
     positions: torch.Tensor
     slots: dict[str, torch.Tensor]
     graphs: list[Any] = field(default_factory=list)
-    calls: list[AttendCall] = field(default_factory=list)
+    between: list[tuple[str, Work]] = field(default_factory=list)
     hidden: torch.Tensor | None = None
 
 
 class _Discard:
-    """Takes attention calls while the model runs for the first time; they would have no metadata."""
+    """Takes what mixes tokens while the model runs for the first time; it would have no metadata."""
 
-    def attend(self, call: AttendCall) -> None:
-        """Leave the output as it is."""
+    def leave_out(self, group: str, work: Work) -> None:
+        """Leave the outputs as they are."""
 
 
 class _Breaker:
-    """Ends a piece at each attention call and begins the next."""
+    """Ends a piece where tokens are mixed and begins the next."""
 
     def __init__(self, api: GraphApi, pool: Any, pieces: Pieces) -> None:
         self._api, self._pool, self._pieces = api, pool, pieces
@@ -53,10 +55,10 @@ class _Breaker:
     def end(self) -> None:
         self._api.end(self._pieces.graphs[-1])
 
-    def attend(self, call: AttendCall) -> None:
+    def leave_out(self, group: str, work: Work) -> None:
         """Break the recording here."""
         self.end()
-        self._pieces.calls.append(call)
+        self._pieces.between.append((group, work))
         self.begin()
 
 
@@ -101,8 +103,8 @@ class PiecewiseGraphs:
             slots[:count].copy_(step.slots)
             slots[count:].fill_(-1)
         self._api.replay(pieces.graphs[0])
-        for call, graph in zip(pieces.calls, pieces.graphs[1:], strict=True):
-            call.backend.attend(call.q_THD[:count], call.cache, metadata[call.group], call.out_THD[:count])
+        for (group, work), graph in zip(pieces.between, pieces.graphs[1:], strict=True):
+            work(metadata[group], count)
             self._api.replay(graph)
         return pieces.hidden[:count]
 

@@ -125,9 +125,9 @@ class Worker:
         return spec.drafter.build(env)
 
     def _record_steps(self, parts: RunnerParts) -> None:
-        """Record steps where the platform has graphs and every backend can be part of one."""
+        """Record steps where the platform has graphs, and the model and every backend can be part of one."""
         spec, api = self.spec, self._platform.graph_api()
-        able = all(
+        able = spec.architecture.recordable and all(
             choice.backend.graph_support >= GraphSupport.DECODE and choice.backend.host_lengths is not HostLengths.EXACT
             for choice in spec.attention
         )

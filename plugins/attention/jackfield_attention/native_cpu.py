@@ -33,7 +33,7 @@ class NativeCpuBackend(AttentionBackend):
     name = "native_cpu"
     summary = "paged attention in C for short queries, torch's for long ones"
     kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
-    features: ClassVar[frozenset[str]] = TorchSdpaBackend.features - {"alibi"}
+    features: ClassVar[frozenset[str]] = TorchSdpaBackend.features - {"alibi", "sinks"}
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
@@ -43,6 +43,9 @@ class NativeCpuBackend(AttentionBackend):
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
         """Reject what ``torch_sdpa`` rejects, head sizes above 512, and machines that cannot build the kernels."""
         found = list(TorchSdpaBackend.check(request))
+        if not found and request.cache_dtype not in ("", request.dtype):
+            detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
+            found.append(Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"))
         for fact in ("head_size", "value_head_size"):
             if getattr(request, fact) > LARGEST_HEAD:
                 found.append(Reason(fact, fact, f"{getattr(request, fact)} is above {LARGEST_HEAD}"))

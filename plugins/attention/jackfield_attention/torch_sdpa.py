@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from jackfield.interfaces import (
-    BLOCK,
     AttentionBackend,
     AttentionEnv,
     AttentionRequest,
@@ -15,10 +14,10 @@ from jackfield.interfaces import (
     GraphSupport,
     HostLengths,
     MetadataBuilder,
-    Plane,
     Preference,
     Reason,
 )
+from jackfield_attention.cache_types import store_planes, store_reasons
 
 if TYPE_CHECKING:
     from jackfield_attention.torch_sdpa_encoder import SdpaEncoderLayer
@@ -30,9 +29,9 @@ class TorchSdpaBackend(AttentionBackend):
 
     name = "torch_sdpa"
     summary = "paged attention in plain torch; reference everywhere"
-    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding", "encoder"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding", "chunked_local", "encoder"})
     features: ClassVar[frozenset[str]] = frozenset(
-        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "alibi", "diff_kv"}
+        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "alibi", "sinks", "diff_kv"}
     )
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16", "float64"})
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
@@ -40,17 +39,17 @@ class TorchSdpaBackend(AttentionBackend):
 
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
-        """See Plugin: the cache is read as it is stored, so that its type must be the computation's. Soft caps and
-        linear biases together are no model's: which comes first is not known.
+        """See Plugin. Soft caps and linear biases together are no model's: which comes first is not known. Nor are
+        sinks with linear biases.
         """
-        found = []
-        if request.cache_dtype not in ("", request.dtype):
-            detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
-            found.append(Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"))
+        sizes = (request.head_size, request.value_head_size or request.head_size)
+        found = [] if request.kind == "encoder" else store_reasons(request, sizes)
         if request.softcap and "alibi" in request.needs:
             found.append(Reason("softcap", "softcap", "a soft cap and linear biases in one layer"))
+        if {"sinks", "alibi"} <= request.needs:
+            found.append(Reason("sinks", "needs", "sinks and linear biases in one layer"))
         if request.kind == "encoder":
-            extra = sorted({"softcap", "alibi"} & request.needs)
+            extra = sorted({"softcap", "alibi", "sinks"} & request.needs)
             found += [Reason(need, "needs", f"encoder layers have no {need}") for need in extra]
         return found
 
@@ -68,12 +67,8 @@ class TorchSdpaBackend(AttentionBackend):
         """
         if request.kind == "encoder":
             return [CacheSpec(())]
-        heads, dtype = request.local_kv_heads, request.cache_dtype or request.dtype
-        value_size = request.value_head_size or request.head_size
-        planes = (
-            Plane("k", dtype, (heads, BLOCK, request.head_size), shard_dim=0),
-            Plane("v", dtype, (heads, BLOCK, value_size), shard_dim=0),
-        )
+        heads, value_size = request.local_kv_heads, request.value_head_size or request.head_size
+        planes = (*store_planes(request, "k", heads, request.head_size), *store_planes(request, "v", heads, value_size))
         return [CacheSpec(planes, window=request.window)]
 
     @classmethod

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
+from jackfield_attention.torch_store import make_store
 
 ROW_LIMIT = 8
 """Queries of up to this many tokens are handled as rows."""
@@ -76,6 +77,7 @@ class SdpaMetadataBuilder:
     def __init__(self, env: AttentionEnv) -> None:
         self._block = env.block_size
         self._window = env.request.window
+        self._chunked = env.request.kind == "chunked_local"
         self._biased = "alibi" in env.request.needs
         self._device = env.device
 
@@ -117,7 +119,7 @@ class SdpaMetadataBuilder:
         within = _ranges(counts[short])
         tokens = starts[sequence] + within
         seen = lengths[sequence] - counts[sequence] + within + 1
-        first_seen = np.maximum(seen - self._window, 0) if self._window else np.zeros_like(seen)
+        first_seen = np.maximum(self._first_seen(seen - 1), 0)
         first_block = first_seen // block
         blocks = (seen + block - 1) // block - first_block
         owners = np.repeat(np.arange(len(seen)), blocks)
@@ -140,7 +142,7 @@ class SdpaMetadataBuilder:
 
     def _long(self, step: AttentionStep, sequence: int, start: int, stop: int, length: int) -> Long:
         block, count = self._block, stop - start
-        first = max(0, length - count - self._window + 1) // block if self._window else 0
+        first = max(0, self._first_seen(length - count)) // block
         pages = step.block_table[sequence, first : (length + block - 1) // block]
         mask_NL = distance_NL = None
         if count < length or self._window or self._biased:
@@ -148,9 +150,15 @@ class SdpaMetadataBuilder:
             mine = torch.arange(length - count, length, device=self._device).unsqueeze(1)
             mask_NL = seen <= mine
             if self._window:
-                mask_NL &= seen > mine - self._window
+                mask_NL &= seen >= self._first_seen(mine)
             distance_NL = seen - mine if self._biased else None
         return Long(start, stop, pages, length - first * block, mask_NL, distance_NL)
+
+    def _first_seen(self, position: Any) -> Any:
+        """Return the first position that a token sees; below 0 where it sees all."""
+        if not self._window:
+            return position * 0
+        return position // self._window * self._window if self._chunked else position - self._window + 1
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -163,7 +171,10 @@ class SdpaLayer:
         self._scale = env.request.scale
         self._softcap = env.request.softcap
         self._slopes_H = env.alibi_slopes
+        self._sinks_H = env.sinks
         self._block = env.block_size
+        dtype = getattr(torch, env.request.dtype)
+        self._store = make_store(env.request.cache_dtype or env.request.dtype, dtype)
 
     def write(
         self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor
@@ -173,8 +184,8 @@ class SdpaLayer:
         if bool((slots < 0).any()):
             keep = slots >= 0
             pages, places, k_TKD, v_TKD = pages[keep], places[keep], k_TKD[keep], v_TKD[keep]
-        cache["k"][pages, :, places] = k_TKD.to(cache["k"].dtype)
-        cache["v"][pages, :, places] = v_TKD.to(cache["v"].dtype)
+        self._store.write(cache, "k", k_TKD, pages, places)
+        self._store.write(cache, "v", v_TKD, pages, places)
 
     def attend(
         self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: SdpaMetadata, out_THD: torch.Tensor
@@ -183,19 +194,19 @@ class SdpaLayer:
         if metadata.rows is not None:
             rows = metadata.rows
             if rows.count == len(q_THD):
-                self._attend_rows(q_THD, cache, rows, out_THD)
+                self.attend_rows(q_THD, cache, rows, out_THD)
             else:
                 part = torch.empty((rows.count, *out_THD.shape[1:]), dtype=out_THD.dtype, device=out_THD.device)
-                self._attend_rows(q_THD[rows.tokens], cache, rows, part)
+                self.attend_rows(q_THD[rows.tokens], cache, rows, part)
                 out_THD[rows.tokens] = part
         for query in metadata.long:
             self._attend_long(q_THD[query.start : query.stop], cache, query, out_THD[query.start : query.stop])
 
-    def _attend_rows(
+    def attend_rows(
         self, q_RHD: torch.Tensor, cache: Mapping[str, torch.Tensor], rows: Rows, out_RHV: torch.Tensor
     ) -> None:
-        k_CKPD = cache["k"].index_select(0, rows.pages)
-        v_CKPV = cache["v"].index_select(0, rows.pages)
+        """Attend from rows [R, H, D] over pages ``k`` and ``v``; writes ``out`` [R, H, V]."""
+        k_CKPD, v_CKPV = (self._store.read(cache, name, rows.pages) for name in ("k", "v"))
         v_CKPV[rows.hidden_blocks, :, rows.hidden_places] = 0
         heads = k_CKPD.shape[1]
         q_RKGD = (q_RHD * self._scale).view(len(q_RHD), heads, -1, q_RHD.shape[-1])
@@ -207,9 +218,14 @@ class SdpaLayer:
         scores_CKGP.masked_fill_(rows.hidden_CP[:, None, None, :], float("-inf"))
         best_CKG = scores_CKGP.amax(-1)
         best_RKG = torch.full(q_RKGD.shape[:3], float("-inf"), dtype=q_RHD.dtype, device=q_RHD.device)
+        if self._sinks_H is not None:
+            best_RKG.copy_(self._sinks_H.view(best_RKG.shape[1:]))
         best_RKG.scatter_reduce_(0, rows.owners.view(-1, 1, 1).expand_as(best_CKG), best_CKG, "amax")
         weights_CKGP = scores_CKGP.sub_(best_RKG.index_select(0, rows.owners).unsqueeze(-1)).exp_()
-        total_RKG = torch.zeros_like(best_RKG).index_add_(0, rows.owners, weights_CKGP.sum(-1))
+        total_RKG = torch.zeros_like(best_RKG)
+        if self._sinks_H is not None:
+            total_RKG = torch.exp(self._sinks_H.view(best_RKG.shape[1:]) - best_RKG).to(best_RKG.dtype)
+        total_RKG.index_add_(0, rows.owners, weights_CKGP.sum(-1))
         mixed_RKGV = torch.zeros((*best_RKG.shape, v_CKPV.shape[-1]), dtype=q_RHD.dtype, device=q_RHD.device)
         mixed_RKGV.index_add_(0, rows.owners, weights_CKGP @ v_CKPV)
         torch.div(mixed_RKGV.flatten(1, 2), total_RKG.flatten(1).unsqueeze(-1), out=out_RHV)
@@ -217,10 +233,11 @@ class SdpaLayer:
     def _attend_long(
         self, q_NHD: torch.Tensor, cache: Mapping[str, torch.Tensor], query: Long, out_NHV: torch.Tensor
     ) -> None:
-        k_KLD, v_KLV = (_sequence(cache[name], query.pages, query.length) for name in ("k", "v"))
+        pages = (self._store.read(cache, name, query.pages) for name in ("k", "v"))
+        k_KLD, v_KLV = (_sequence(part, query.length) for part in pages)
         q_HND = q_NHD.transpose(0, 1)
-        if self._softcap:
-            out_NHV.copy_(self._capped(q_HND, k_KLD, v_KLV, query).transpose(0, 1))
+        if self._softcap or self._sinks_H is not None:
+            out_NHV.copy_(self._written_out(q_HND, k_KLD, v_KLV, query).transpose(0, 1))
             return
         mask = query.mask_NL
         if query.distance_NL is not None and mask is not None:
@@ -242,20 +259,25 @@ class SdpaLayer:
         assert self._slopes_H is not None, "a layer that needs alibi is built with slopes"
         return (self._slopes_H.view(*heads, 1) * distance).to(dtype)
 
-    def _capped(self, q_HND: torch.Tensor, k_KLD: torch.Tensor, v_KLV: torch.Tensor, query: Long) -> torch.Tensor:
+    def _written_out(self, q_HND: torch.Tensor, k_KLD: torch.Tensor, v_KLV: torch.Tensor, query: Long) -> torch.Tensor:
         groups = len(q_HND) // len(k_KLD)
         scores_HNL = q_HND @ k_KLD.repeat_interleave(groups, 0).transpose(1, 2) * self._scale
-        scores_HNL = torch.tanh(scores_HNL / self._softcap) * self._softcap
+        if self._softcap:
+            scores_HNL = torch.tanh(scores_HNL / self._softcap) * self._softcap
         mask_NL = query.mask_NL
         if mask_NL is None:
             mask_NL = torch.ones(scores_HNL.shape[1:], dtype=torch.bool, device=q_HND.device).tril()
-        weights_HNL = scores_HNL.masked_fill(~mask_NL, float("-inf")).softmax(-1)
+        scores_HNL = scores_HNL.masked_fill(~mask_NL, float("-inf"))
+        if self._sinks_H is not None:
+            sinks_HN1 = self._sinks_H.to(q_HND.dtype).view(-1, 1, 1).expand(-1, q_HND.shape[1], 1)
+            scores_HNL = torch.cat((scores_HNL, sinks_HN1), -1)
+        weights_HNL = scores_HNL.softmax(-1)[..., : k_KLD.shape[1]]
         return weights_HNL @ v_KLV.repeat_interleave(groups, 0)
 
 
-def _sequence(plane: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """Return one sequence's ``[K, L, D]`` out of pages ``[pages, K, P, D]``."""
-    return plane.index_select(0, pages).transpose(0, 1).flatten(1, 2)[:, :length]
+def _sequence(pages_CKPD: torch.Tensor, length: int) -> torch.Tensor:
+    """Return one sequence's ``[K, L, D]`` out of its pages."""
+    return pages_CKPD.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def _ranges(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

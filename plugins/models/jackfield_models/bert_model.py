@@ -25,7 +25,7 @@ class EncoderModel(nn.Module):
         self.types = ctx.embedding("types", config.token_types, width) if config.token_types else None
         self.embed_norm = _norm("embed_norm", config, ctx)
         block = BLOCKS[config.order]
-        self.layers = nn.ModuleList(block(i, config.of_layer(i), group_of[i], ctx) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(block(i, config.of_layer(i), group_of, ctx) for i in range(config.num_layers))
         self.norm = _norm("norm", config, ctx) if config.final_norm else None
         self.head = LabelHead(config, ctx) if config.labels else None
 

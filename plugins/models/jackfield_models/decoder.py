@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.errors import CheckpointError
-from jackfield.interfaces import AttentionGroup, BuildContext, ConfigReader, ModelArchitecture, TextConfig, WeightMap
+from jackfield.interfaces import (
+    AttentionGroup,
+    BuildContext,
+    ConfigReader,
+    ModelArchitecture,
+    MoEConfig,
+    TextConfig,
+    WeightMap,
+    WeightRule,
+)
+from jackfield_models.moe_parts import Sparse
 from jackfield_models.names import LLAMA, Names, weight_map
 from jackfield_models.rope import Rope, read_rope
 
@@ -21,6 +31,40 @@ SANDWICH = PRE | POST
 Layers = tuple[int | None, ...]
 
 
+class Mixing(Protocol):
+    """What mixes tokens in a layer, as data; equal for layers that are alike."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its attention group; ``decoder_model.MIXERS`` has its module."""
+        ...
+
+    def group(self, name: str, layers: tuple[int, ...]) -> AttentionGroup:
+        """Return the group of such layers."""
+        ...
+
+    def rules(self, source: str, target: str) -> Iterator[WeightRule]:
+        """Return where its weights go, from and to these paths."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """What mixes tokens beside attention, in the same layer: both see the same stream, and their results are added.
+
+    Its states belong to a layer of their own, whose index is that of the layer plus the number of layers.
+
+    Args:
+        mixing: what it is. attention_in, attention_out, mixing_in, mixing_out: factors on inputs and results.
+    """
+
+    mixing: Mixing
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    mixing_in: float = 1.0
+    mixing_out: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig(TextConfig):
     """What the decoder needs.
@@ -32,18 +76,33 @@ class DecoderConfig(TextConfig):
             ``attention_norm`` and ``mlp_norm`` behind them. norm_eps, norm_kind, norm_offset, norm_weight, norm_bias:
             as BuildContext.norm takes them. final_norm: whether a norm comes before the head.
         order: ``sequential``; ``parallel``, where attention and MLP see the same stream; ``sum``, where the norms
-            behind attention and MLP take the sum with the stream (the first transformer).
+            behind attention and MLP take the sum with the stream (the first transformer); ``weighted``, see
+            ``residual_weights``.
         qkv_bias, output_bias, mlp_bias, head_bias: which projections add a bias.
         qk_norm: how queries and keys are normalized: not at all (``""``), each head with one weight for all
             (``head``) or with its own (``heads``), or all heads together (``projection``). qk_norm_kind: ``rms`` or
-            ``layer``. qk_norm_bias: whether it has one. qk_norm_last: it comes after the rotation.
+            ``layer``. qk_norm_bias, qk_norm_weight: whether it has one. qk_norm_last: it comes after the rotation.
+            qk_norm_turned: only layers that rotate have it.
         ropes: per layer the rotary embedding, or None. windows: per layer the sliding window, or None. scales: per
             layer the factor on scores. softcap: on scores. alibi: slopes of linear biases of all heads, or ().
+            window_kind: ``sliding``, or ``chunked_local`` for windows that begin at multiples of their size. sinks:
+            whether each head has a logit that adds nothing.
+            temperature: (f, s): in layers that do not rotate, queries are multiplied by 1 + s * log(1 + floor((position
+            + 1) / f)) (arXiv:2501.19399), or None.
             clip: largest number of q, k and v, or 0.
         positions: rows of the table of learned positions, or 0. position_offset: row of position 0.
         embed_size: width of the embedding and of the head, where projections connect them with the layers.
         embed_scale: factor on embeddings. embed_norm: whether a norm follows them.
         residual_scale: factor on what attention and MLP add. logit_scale, logit_softcap: on logits.
+        sparse: experts in place of MLPs, or None.
+        mixings: per layer what mixes tokens there instead of attention, or None; () for attention in all of them.
+        beside: what mixes tokens beside attention in every layer, or None. no_mixer: layers where nothing mixes tokens.
+        no_mlp: layers without an MLP. output_gate: what attention gives is weighed by a projection of its input.
+        layer_norms: per layer which norms it has, where layers differ; () for ``norms`` in all of them.
+        mlp_factors: on the gate before its activation, and on what an MLP adds, or None.
+        residual_weights: per layer weights of (stream, attention, stream, MLP) where ``order`` is ``weighted``: each
+            norm takes the stream, and what is added is added to its result.
+        wide_stream: the residual stream is float32 whatever the weights are.
     """
 
     num_heads: int
@@ -67,12 +126,17 @@ class DecoderConfig(TextConfig):
     qk_norm: str = ""
     qk_norm_kind: str = "rms"
     qk_norm_bias: bool = False
+    qk_norm_weight: bool = True
     qk_norm_last: bool = False
+    qk_norm_turned: bool = False
     ropes: tuple[Rope | None, ...] = ()
     windows: Layers = ()
+    window_kind: str = "sliding"
     scales: tuple[float, ...] = ()
     softcap: float = 0.0
     alibi: tuple[float, ...] = ()
+    sinks: bool = False
+    temperature: tuple[float, float] | None = None
     clip: float = 0.0
     positions: int = 0
     position_offset: int = 0
@@ -82,6 +146,25 @@ class DecoderConfig(TextConfig):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    sparse: Sparse | None = None
+    mixings: tuple[Mixing | None, ...] = ()
+    beside: Beside | None = None
+    no_mixer: frozenset[int] = frozenset()
+    no_mlp: frozenset[int] = frozenset()
+    layer_norms: tuple[frozenset[str], ...] = ()
+    mlp_factors: tuple[float, float] | None = None
+    residual_weights: tuple[tuple[float, float, float, float], ...] = ()
+    output_gate: bool = False
+    wide_stream: bool = False
+
+    def mixing(self, layer: int) -> Mixing | None:
+        """Return what mixes tokens in a layer, or None for attention."""
+        return self.mixings[layer] if self.mixings else None
+
+    def norms_in(self, layer: int) -> frozenset[str]:
+        """Return which norms a layer has."""
+        norms = self.layer_norms[layer] if self.layer_norms else self.norms
+        return norms - {"input_norm", "attention_norm"} if layer in self.no_mixer else norms
 
     @property
     def embed_width(self) -> int:
@@ -100,9 +183,11 @@ class DecoderConfig(TextConfig):
             "project_out": projected,
             "gate_up": self.gated,
             "up": not self.gated,
-            "q_norm": bool(self.qk_norm),
-            "k_norm": bool(self.qk_norm),
-            **dict.fromkeys(self.norms, self.norm_weight),
+            "q_norm": bool(self.qk_norm) and self.qk_norm_weight,
+            "k_norm": bool(self.qk_norm) and self.qk_norm_weight,
+            "sinks": self.sinks,
+            "gate": self.output_gate,
+            **dict.fromkeys(self.norms.union(*self.layer_norms), self.norm_weight),
         }
         return frozenset({"embed", "qkv", "o", "down", *(name for name, is_there in there.items() if is_there)})
 
@@ -183,16 +268,18 @@ class Decoder(ModelArchitecture):
     @classmethod
     def attention_groups(cls, config: DecoderConfig) -> tuple[AttentionGroup, ...]:
         """See ModelArchitecture."""
-        kinds = list(zip(config.windows, config.scales, strict=True))
-        scales = sorted(set(config.scales), reverse=True)
-        groups = []
-        for window, scale in dict.fromkeys(kinds):
-            name = "full" if window is None else f"sliding_{window}"
+        mixed = [layer for layer in range(config.num_layers) if layer not in config.no_mixer]
+        plain = [layer for layer in mixed if config.mixing(layer) is None]
+        kinds = {layer: (config.windows[layer], config.scales[layer]) for layer in plain}
+        scales = sorted({scale for _, scale in kinds.values()}, reverse=True)
+        groups = _mixing_groups(config)
+        for window, scale in dict.fromkeys(kinds.values()):
+            name = "full" if window is None else f"{config.window_kind}_{window}"
             groups.append(
                 AttentionGroup(
                     name=name if len(scales) == 1 else f"{name}_{scales.index(scale)}",
-                    kind="full" if window is None else "sliding",
-                    layers=tuple(i for i, kind in enumerate(kinds) if kind == (window, scale)),
+                    kind="full" if window is None else config.window_kind,
+                    layers=tuple(layer for layer, kind in kinds.items() if kind == (window, scale)),
                     num_heads=config.num_heads,
                     num_kv_heads=config.num_kv_heads,
                     head_size=config.head_size,
@@ -207,6 +294,11 @@ class Decoder(ModelArchitecture):
         return tuple(groups)
 
     @classmethod
+    def experts(cls, config: DecoderConfig) -> MoEConfig | None:
+        """See ModelArchitecture."""
+        return config.sparse.experts if config.sparse is not None and config.sparse.layers else None
+
+    @classmethod
     def weight_map(cls, config: DecoderConfig, container: str) -> WeightMap:
         """See ModelArchitecture."""
         return weight_map(cls.names, config, paired=cls.paired)
@@ -219,8 +311,35 @@ class Decoder(ModelArchitecture):
         return DecoderModel(config, cls.attention_groups(config), ctx)
 
 
+def _mixing_groups(config: DecoderConfig) -> list[AttentionGroup]:
+    """Return the groups of layers in which something else than attention mixes tokens."""
+    found: list[tuple[Mixing, list[int]]] = []
+    for layer in range(config.num_layers):
+        mixing = config.mixing(layer)
+        if mixing is None or layer in config.no_mixer:
+            continue
+        alike = next((layers for other, layers in found if other == mixing), None)
+        if alike is None:
+            found.append((mixing, [layer]))
+        else:
+            alike.append(layer)
+    names = [mixing.kind for mixing, _ in found]
+    groups = []
+    for number, (mixing, layers) in enumerate(found):
+        name = mixing.kind if names.count(mixing.kind) == 1 else f"{mixing.kind}_{number}"
+        groups.append(mixing.group(name, tuple(layers)))
+    if config.beside is not None:
+        mixing, count = config.beside.mixing, config.num_layers
+        groups.append(mixing.group(mixing.kind, tuple(range(count, 2 * count))))
+    return groups
+
+
 def _features(config: DecoderConfig) -> frozenset[str]:
-    there = {"gqa": config.num_kv_heads != config.num_heads, "alibi": bool(config.alibi)}
+    there = {
+        "gqa": config.num_kv_heads != config.num_heads,
+        "alibi": bool(config.alibi),
+        "sinks": config.sinks,
+    }
     return frozenset(name for name, is_there in there.items() if is_there)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jackfield.interfaces import RowOrder, RowSlice, WeightMap, WeightRule
+from jackfield_models.moe_parts import ExpertNames, expert_rules, layer_experts
 
 if TYPE_CHECKING:
     from jackfield_models.decoder import DecoderConfig
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 ATTENTION = {"qkv.q": "self_attn.q_proj", "qkv.k": "self_attn.k_proj", "qkv.v": "self_attn.v_proj"}
 GATED = {"gate_up.gate": "mlp.gate_proj", "gate_up.up": "mlp.up_proj", "down": "mlp.down_proj"}
 NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+ATTENTION_PARTS = frozenset({"qkv", "gate", "o", "q_norm", "k_norm", "sinks"})
+LAYER_NORMS = frozenset({"input_norm", "attention_norm", "post_norm", "mlp_norm"})
+MLP_PARTS = frozenset({"gate_up", "up", "down", "post_norm", "mlp_norm"})
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 
@@ -26,7 +30,8 @@ class Names:
             ``qkv.q`` is shard ``q`` of target ``qkv``. Shards with one source are fused in the checkpoint.
         layers: where the layers are. by_head: a fused qkv has the rows of each cache head together, not all queries
             first. transposed: matrices of the layers are [inputs, outputs]. ignore, droppable: as in WeightMap.
-        each_head: norms over heads are modules of their own, ``NAME.0`` and so on.
+        each_head: norms over heads are modules of their own, ``NAME.0`` and so on. mixings: where in a layer the
+            weights of what mixes tokens instead of attention are.
     """
 
     top: Mapping[str, str]
@@ -37,6 +42,8 @@ class Names:
     ignore: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
     droppable: str = ""
     each_head: bool = field(default=False)
+    mixings: str = "self_attn"
+    experts: ExpertNames | None = None
 
 
 TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
@@ -75,7 +82,19 @@ def weight_map(names: Names, config: DecoderConfig, *, paired: bool) -> WeightMa
 def _layer_rules(
     names: Names, config: DecoderConfig, index: int, modules: frozenset[str], *, paired: bool
 ) -> Iterator[WeightRule]:
-    rope = config.ropes[index]
+    rope, mixing = config.ropes[index], config.mixing(index)
+    beside = mixing if config.beside is None else config.beside.mixing
+    if beside is not None:
+        yield from beside.rules(f"{names.layers}.{index}.{names.mixings}", f"layers.{index}.mixer")
+    if mixing is not None or index in config.no_mixer:
+        modules -= ATTENTION_PARTS
+    modules -= LAYER_NORMS - config.norms_in(index)
+    if index in config.no_mlp:
+        modules -= MLP_PARTS
+    sparse = layer_experts(config, index)
+    if sparse is not None and names.experts is not None:
+        yield from expert_rules(names.experts, sparse, f"{names.layers}.{index}", f"layers.{index}")
+        modules -= {"gate_up", "up", "down"}
     for key, below in names.layer.items():
         part, _, shard = key.partition(".")
         if part not in modules:
@@ -86,7 +105,7 @@ def _layer_rules(
             for head in range(config.num_heads if part == "q_norm" else config.num_kv_heads):
                 yield WeightRule(f"{source}.{head}", target, str(head))
             continue
-        fused = shard and sum(other == below for other in names.layer.values()) > 1
+        fused = (shard or part == "gate") and sum(other == below for other in names.layer.values()) > 1
         cut = _cut(config, part, shard, by_head=names.by_head) if fused else None
         yield WeightRule(source, target, shard, rows, cut=cut, transposed=names.transposed)
 
@@ -104,6 +123,13 @@ def _pairs(config: DecoderConfig, key: str, size: int) -> RowOrder | None:
 
 def _cut(config: DecoderConfig, part: str, shard: str, *, by_head: bool) -> RowSlice:
     """Return which rows of a fused matrix a shard is."""
+    if config.output_gate:
+        size = config.head_size
+        return (
+            RowSlice(size, 2 * size, 2 * size, config.num_heads)
+            if part == "gate"
+            else RowSlice(0, size, 2 * size, config.num_heads)
+        )
     if part == "gate_up":
         size = config.intermediate_size
         return RowSlice(0, size, 2 * size) if shard == "gate" else RowSlice(size, 2 * size, 2 * size)
@@ -112,3 +138,14 @@ def _cut(config: DecoderConfig, part: str, shard: str, *, by_head: bool) -> RowS
     sizes = {name: heads * config.head_size // groups for name, heads in rows.items()}
     start = sum(sizes[name] for name in "qkv"[: "qkv".index(shard)])
     return RowSlice(start, start + sizes[shard], sum(sizes.values()), groups)
+
+
+def also(found: WeightMap, *names: tuple[str, str]) -> WeightMap:
+    """Return the map with more rules, for checkpoints that call things otherwise: of each pair, what sources say and
+    what they may say instead. All of them are replaced at once.
+    """
+    rules = [(rule, rule.source) for rule in found.rules]
+    for old, new in names:
+        rules = [(rule, source.replace(old, new)) for rule, source in rules]
+    more = tuple(replace(rule, source=source) for rule, source in rules if source != rule.source)
+    return replace(found, rules=found.rules + more)

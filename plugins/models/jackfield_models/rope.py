@@ -12,6 +12,7 @@ from jackfield.interfaces import ConfigReader
 _YARN = frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"})
 KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
+    "mrope": frozenset(),
     "linear": frozenset({"factor"}),
     "ntk": frozenset({"factor", "mixed_b"}),
     "dynamic": frozenset({"factor", "alpha"}),
@@ -24,7 +25,16 @@ KEYS: Mapping[str, frozenset[str]] = {
 }
 """Keys that each kind of scaling reads."""
 COMMON = frozenset(
-    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned"}
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "finetuned",
+        "mrope_section",
+        "mrope_interleaved",
+    }
 )
 """Keys that any scaling object may have."""
 ALIASES = {"su": "longrope"}
@@ -71,7 +81,8 @@ def read_rope(hf: ConfigReader, head_size: int, *, theta: float = 10000.0, part:
         scaling["original_max_position_embeddings"] = known
     whole = scaling["rope_type"] == "proportional"
     size = head_size if whole else int(head_size * part)
-    return Rope(size=size, theta=theta, scaling=None if scaling["rope_type"] == "default" else scaling)
+    plain = scaling["rope_type"] == "default" and scaling.get("mrope_section") is None
+    return Rope(size=size, theta=theta, scaling=None if plain else scaling)
 
 
 def _nested(parameters: Mapping[str, Any]) -> bool:

@@ -24,7 +24,8 @@ ALIGNMENT = 16
 class Fp8(QuantizationMethod):
     """float8_e4m3fn weights with a scale for each output, activations quantized token by token where there are many.
 
-    Embedding, output projection and experts stay as they are.
+    Embedding and output projection stay as they are. Experts get a scale for each output too; whether activations are
+    quantized is their backend's choice.
     """
 
     name: ClassVar[str] = "fp8"
@@ -52,10 +53,19 @@ class Fp8(QuantizationMethod):
 
     @classmethod
     def scheme(cls, info: LayerInfo, spec: Any) -> LinearScheme | None:
-        """Return a scheme for linear layers of sizes that matrix units take; None for all else."""
+        """Return a scheme for experts, and for linear layers of sizes that matrix units take; None for all else."""
+        if info.role == "experts":
+            from jackfield_quantization.fp8_experts import Fp8ExpertScheme
+
+            return Fp8ExpertScheme()
         sizes = (info.local_input_size, sum(info.local_output_sizes))
         if info.role != "linear" or any(size % ALIGNMENT for size in sizes):
             return None
         from jackfield_quantization.fp8_scheme import Fp8Scheme
 
         return Fp8Scheme()
+
+    @classmethod
+    def experts_layout(cls, spec: Any) -> str:
+        """Return the layout of converted experts."""
+        return "fp8"

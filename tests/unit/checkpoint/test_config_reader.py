@@ -75,3 +75,12 @@ def test_require_refuses(key: str, type_: type, message: str) -> None:
 def test_a_section_must_be_an_object() -> None:
     with pytest.raises(CheckpointError, match="'a' must be an object, but is a list"):
         JsonConfigReader({"a": [1]}).section("a")
+
+
+def test_everything_counts_as_read() -> None:
+    reader = JsonConfigReader({"size": 4, "rope": {"theta": 1.0}})
+    reader.section("rope")
+    assert reader.unread() == ["size", "rope.theta"]
+    assert reader.everything() == {"size": 4, "rope": {"theta": 1.0}}
+    assert reader.unread() == []
+    reader.finish()

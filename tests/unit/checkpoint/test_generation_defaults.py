@@ -7,7 +7,7 @@ import pytest
 from checkpoint_files import write_folder
 
 from jackfield.checkpoint import generation_defaults
-from jackfield.errors import CheckpointError
+from jackfield.errors import CheckpointError, ConfigError
 from jackfield.interfaces import ModelFacts
 
 
@@ -23,7 +23,34 @@ def test_generation_config_outranks_config(tmp_path: Path) -> None:
     defaults = generation_defaults(facts)
     assert (defaults.eos_token_ids, defaults.bos_token_id) == ((3, 2), 5)
     assert defaults.sampling == {"temperature": 1.0, "top_k": 20, "top_p": 0.9}
-    assert generation_defaults(facts, tmp_path / "elsewhere").eos_token_ids == (1,)
+
+
+def test_where_defaults_come_from(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", {"generation_config.json": {"eos_token_id": 3, "top_k": 20}})
+    facts = folder_facts(folder, {"eos_token_id": 1})
+    left_out = generation_defaults(facts, "none")
+    assert (left_out.eos_token_ids, left_out.sampling) == ((1,), {})
+    other = write_folder(tmp_path / "other", {"generation_config.json": {"top_p": 0.5}, "mine.json": {"top_k": 7}})
+    found = generation_defaults(facts, str(other))
+    assert (found.eos_token_ids, found.sampling) == ((1,), {"top_p": 0.5})
+    assert generation_defaults(facts, str(other / "mine.json")).sampling == {"top_k": 7}
+    with pytest.raises(ConfigError) as caught:
+        generation_defaults(facts, str(tmp_path / "absent"))
+    assert (caught.value.field, caught.value.value) == ("model.generation_config", str(tmp_path / "absent"))
+    assert caught.value.message == "there is no such generation configuration"
+
+
+def test_where_defaults_of_gguf_come_from(tmp_path: Path) -> None:
+    config = {"tokenizer.ggml.eos_token_id": 2, "general.sampling.top_k": 40}
+    facts = ModelFacts("m.gguf", "gguf", "gguf:llama", config=config)
+    left_out = generation_defaults(facts, "none")
+    assert (left_out.eos_token_ids, left_out.sampling) == ((2,), {})
+    other = write_folder(tmp_path, {"generation_config.json": {"top_p": 0.5}})
+    found = generation_defaults(facts, str(other))
+    assert (found.eos_token_ids, found.sampling) == ((2,), {"top_p": 0.5})
+    overridden = ModelFacts("m.gguf", "gguf", "gguf:llama", config={**config, "eos_token_id": 5})
+    assert generation_defaults(overridden).eos_token_ids == (5,)
+    assert generation_defaults(overridden).sampling == {"top_k": 40}
 
 
 def test_ids_of_a_nested_config(tmp_path: Path) -> None:

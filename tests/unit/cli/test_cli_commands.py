@@ -163,7 +163,7 @@ def test_plugins_check_of_an_unknown_plugin(capsys: pytest.CaptureFixture[str]) 
 def fake_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     report = SimpleNamespace(to_json=lambda: '{"a": 1}', render=lambda: "the table")
     monkeypatch.setattr("jackfield.sources.resolve_model", lambda spec, folder, progress: Path(spec))
-    monkeypatch.setattr("jackfield.checkpoint.read_facts", lambda path: "facts")
+    monkeypatch.setattr("jackfield.checkpoint.read_facts", lambda path, load_format, overrides: "facts")
     resolve = lambda config, facts, registry: SimpleNamespace(report=report)  # noqa: E731
     module = ModuleType("jackfield.oracle.pipeline")
     vars(module)["resolve"] = resolve

@@ -141,7 +141,7 @@ def test_unknown_key_of_a_file_names_line_suggestion_and_section(tmp_path: Path)
     assert error.message == f"'cache' has no setting 'blok_size' (file: {file}:3)"
     assert (error.field, error.value) == ("cache.blok_size", 3)
     assert error.remedy == (
-        "did you mean 'block_size'? settings of 'cache': block_size, num_blocks, cache_dtype, "
+        "did you mean 'block_size'? settings of 'cache': block_size, num_blocks, cache_dtype, layer_dtypes, "
         "kv_cache_memory, gpu_memory_utilization, enable_prefix_caching, kv_events"
     )
 

@@ -131,11 +131,11 @@ def test_unknown_layer_types_are_named() -> None:
 
 
 def test_keys_of_a_rotary_scaling_that_nothing_reads_are_an_error() -> None:
-    scaling = {"rope_type": "linear", "factor": 2.0, "mrope_section": [16, 24, 24], "low_freq_factor": 1.0}
+    scaling = {"rope_type": "linear", "factor": 2.0, "beta_fast": 32, "low_freq_factor": 1.0}
     with pytest.raises(CheckpointError) as caught:
         read({**CONFIGS["granite-3.1-2b"], "rope_scaling": scaling})
     assert caught.value.message == (
-        "nothing reads these keys of the rotary scaling 'linear': low_freq_factor, mrope_section"
+        "nothing reads these keys of the rotary scaling 'linear': beta_fast, low_freq_factor"
     )
 
 

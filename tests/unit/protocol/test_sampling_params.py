@@ -29,6 +29,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("min_p", 1.1, "in [0, 1]"),
     ("presence_penalty", 2.1, "in [-2, 2]"),
     ("frequency_penalty", -2.1, "in [-2, 2]"),
+    ("temperature", 10**400, "a finite number >= 0"),
+    ("logit_bias", {1: 10**400}, "a map from token ids to numbers"),
     ("repetition_penalty", 0.0, "a finite number > 0"),
     ("repetition_penalty", math.inf, "a finite number > 0"),
     ("seed", 2**63, "a 64-bit whole number"),

@@ -100,7 +100,7 @@ def test_rows_of_zeros_stay_zeros() -> None:
         (INFO, True),
         (LayerInfo("e", 64, (OutputShard("", 512),), Parallel.COLUMN, role="embedding"), False),
         (LayerInfo("h", 64, (OutputShard("", 512),), Parallel.COLUMN, role="head"), False),
-        (LayerInfo("x", 64, (OutputShard("", 512),), Parallel.COLUMN, role="experts", num_experts=4), False),
+        (LayerInfo("x", 64, (OutputShard("", 512),), Parallel.COLUMN, role="experts", num_experts=4), True),
         (LayerInfo("odd", 60, (OutputShard("", 512),), Parallel.COLUMN), False),
         (LayerInfo("o", 64, (OutputShard("", 32),), Parallel.ROW, rank=RankInfo(0, 8)), False),
     ],

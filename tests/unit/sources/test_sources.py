@@ -223,7 +223,7 @@ def test_a_full_disk_is_told_before_unpacking(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.fixture
-def fake_hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def download(repository: str, **options: Any) -> str:
@@ -233,24 +233,32 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         bar = options["tqdm_class"](total=10, unit="B", desc="x")
         bar.update(4)
         bar.close()
-        return "/cache/snapshot"
+        (tmp_path / "snapshot").mkdir(exist_ok=True)
+        if "pytorch" not in repository:
+            (tmp_path / "snapshot" / "model.safetensors").touch()
+        return str(tmp_path / "snapshot")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     return calls
 
 
-def test_models_of_the_hub(fake_hub: list[dict[str, Any]]) -> None:
+def test_models_of_the_hub(tmp_path: Path, fake_hub: list[dict[str, Any]]) -> None:
     seen: list[tuple[str, int, int]] = []
-    assert resolve_model("hf:org/name@v1", None, lambda *report: seen.append(report)) == Path("/cache/snapshot")
+    assert resolve_model("hf:org/name@v1", None, lambda *report: seen.append(report)) == tmp_path / "snapshot"
     assert (fake_hub[0]["repository"], fake_hub[0]["revision"]) == ("org/name", "v1")
     assert "*.py" not in fake_hub[0]["allow_patterns"]
     assert seen == [("download org/name", 4, 10)]
-    assert resolve_model("org/name") == Path("/cache/snapshot")
+    assert resolve_model("org/name") == tmp_path / "snapshot"
     assert (fake_hub[1]["repository"], fake_hub[1]["revision"]) == ("org/name", None)
 
 
-def test_the_cache_of_the_hub_serves_when_it_cannot_be_reached(fake_hub: list[dict[str, Any]]) -> None:
-    assert resolve_model("hf:org/offline") == Path("/cache/snapshot")
+def test_pytorch_files_are_fetched_where_there_is_nothing_else(fake_hub: list[dict[str, Any]]) -> None:
+    resolve_model("hf:org/pytorch")
+    assert [any(pattern.endswith(".bin") for pattern in call["allow_patterns"]) for call in fake_hub] == [False, True]
+
+
+def test_the_cache_of_the_hub_serves_when_it_cannot_be_reached(tmp_path: Path, fake_hub: list[dict[str, Any]]) -> None:
+    assert resolve_model("hf:org/offline") == tmp_path / "snapshot"
     assert [call["local_files_only"] for call in fake_hub] == [False, True]
 
 

@@ -1,0 +1,86 @@
+"""Writes a model as its ranks hold it, so that later starts neither cut nor fuse weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jackfield.checkpoint.sharded_state import MANIFEST, is_sharded_state, manifest_of
+from jackfield.config import EngineConfig
+from jackfield.distributed import SingleCommunicator
+from jackfield.engine.core import worker_spec
+from jackfield.engine.setup import Prepared, Progress, prepare
+from jackfield.errors import ConfigError
+from jackfield.interfaces import ModelFacts
+from jackfield.loader import save_rank
+from jackfield.tokenizer import load_tokenizer
+from jackfield.worker.build import fill_model, make_model, state_layout
+
+COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*_*/config.json")
+"""Small files of a model folder that go with its weights; indexes of weight files do not."""
+
+
+def save_sharded_state(
+    model: str | None,
+    output: str | Path,
+    *,
+    config: EngineConfig | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Path:
+    """Write the sharded state of a model into a new or empty folder and return the folder.
+
+    Args:
+        model, config, settings, progress: as for :class:`jackfield.LLM`. output: the folder.
+
+    Raises:
+        ConfigError: the folder is not empty, or the weights are random. JackfieldError: as for an engine.
+    """
+    prepared = prepare(model, config, settings, skip_tokenizer_init=True, progress=progress)
+    folder = Path(output)
+    _check(prepared, folder)
+    spec = worker_spec(prepared.resolution)
+    device = spec.platform.bind(0, spec.config).device
+    built = make_model(spec, device, SingleCommunicator())
+    name = Path(spec.facts.path).name
+    fill_model(spec, built, device, None if progress is None else lambda done, total: progress(name, done, total))
+    folder.mkdir(parents=True, exist_ok=True)
+    _copy_files(spec.facts, folder)
+    save_rank(built, folder)
+    # Last, so that a folder that was not finished is none that can be read.
+    _write(folder / MANIFEST, manifest_of(spec.facts, state_layout(spec)))
+    return folder
+
+
+def _check(prepared: Prepared, folder: Path) -> None:
+    settings, path = prepared.resolution.config.model, Path(prepared.resolution.facts.path)
+    if settings.load_format == "dummy" or is_sharded_state(path):
+        raise ConfigError(
+            "a sharded state is made from a checkpoint",
+            field="model.model",
+            value=str(path),
+            remedy="name the model itself, and leave load_format out",
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            "the output folder is not empty", field="output", value=str(folder), remedy="name a new folder"
+        )
+
+
+def _copy_files(facts: ModelFacts, folder: Path) -> None:
+    source = Path(facts.path)
+    if facts.container == "gguf":
+        load_tokenizer(source, facts).save(folder)
+        return
+    for file in (file for pattern in COPIED for file in source.glob(pattern)):
+        target = folder / file.relative_to(source)
+        if not file.name.endswith(".index.json") and file.is_file():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=1, sort_keys=True), encoding="utf-8")

@@ -1,0 +1,131 @@
+"""``triton``: fused grouped products over blocks of rows that share an expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from jackfield.interfaces import (
+    Band,
+    DeviceFacts,
+    ExpertsBackend,
+    ExpertsRequest,
+    Preference,
+    QuantizedActivation,
+    Reason,
+)
+from jackfield.interfaces.moe import FEATURES, LAYOUTS, ExpertMatrices, Tuned, tuned_folder
+from jackfield_moe.limits import shared_limits, unknown_activation
+
+if TYPE_CHECKING:
+    import torch
+
+MIN_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (8, 9)
+ACTIVATIONS = {
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(
+        ("gelu_pytorch_tanh", "gelu_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh"
+    ),
+    "relu2": "relu2",
+    "relu": "relu",
+    "swiglu_oai": "swiglu_oai",
+}
+"""HF's names of activations, and the kernels' words for them."""
+MOST_EXPERTS = 4096
+"""One program of the sorting kernel holds a number for each expert."""
+NARROW_ROWS = 32
+"""From so many rows on, 8-bit weights are multiplied by 8-bit rows: below, what counts is how weights are read."""
+
+
+class TritonExperts(ExpertsBackend):
+    """Rows are sorted into blocks of one expert; gate, up and activation are a kernel, down and weights another."""
+
+    name = "triton"
+    summary = "fused grouped products in Triton"
+    kinds: ClassVar[frozenset[str]] = LAYOUTS
+    features: ClassVar[frozenset[str]] = FEATURES
+    dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
+    device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
+
+    def __init__(self, request: ExpertsRequest, device: str = "") -> None:
+        from jackfield_moe.triton_plan import FOLDER, plan_for
+
+        self._request = request
+        self._activation = ACTIVATIONS[request.activation]
+        self._plan = plan_for(request, device, (tuned_folder(), FOLDER))
+
+    @classmethod
+    def check(cls, request: ExpertsRequest) -> Sequence[Reason]:
+        """Reject old devices, activations without a kernel, and sizes that layouts cannot have."""
+        return tuple(_limits(request))
+
+    @classmethod
+    def preference(cls, request: ExpertsRequest) -> Preference:
+        """Return GOOD."""
+        return Preference(Band.GOOD, "fused kernels over blocks of rows")
+
+    @classmethod
+    def build(cls, request: ExpertsRequest) -> TritonExperts:
+        """Return the backend for one block."""
+        return cls(request, device_name())
+
+    def apply(
+        self,
+        x_NE: torch.Tensor,
+        up: ExpertMatrices,
+        down: ExpertMatrices,
+        weights_NS: torch.Tensor,
+        experts_NS: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ExpertsBackend."""
+        from jackfield_moe.triton_launch import run_experts
+
+        if not len(x_NE):
+            return x_NE.new_empty(x_NE.shape)
+        rows = x_NE if x_NE.stride(-1) == 1 else x_NE.contiguous()
+        given = quantized(rows) if len(rows) >= NARROW_ROWS and _both_narrow(up, down) else rows
+        launches = self._plan.of(len(rows))
+        return run_experts(
+            self._request, launches, given, up, down, weights_NS, experts_NS, rows.dtype, self._activation
+        )
+
+    @classmethod
+    def tune(cls, request: ExpertsRequest, progress: Callable[[str], None]) -> Tuned | None:
+        """See ExpertsBackend."""
+        from jackfield_moe.triton_tune import tune
+
+        return tune(request, device_name(), progress)
+
+
+def _limits(request: ExpertsRequest) -> Iterator[Reason]:
+    device = request.device or DeviceFacts("cuda", capability=MIN_CAPABILITY)
+    least = FP8_CAPABILITY if request.kind == "fp8" else MIN_CAPABILITY
+    if device.capability < least:
+        found, wanted = (".".join(map(str, pair)) for pair in (device.capability, least))
+        yield Reason("capability", "device.capability", f"{found} is below {wanted}")
+    yield from unknown_activation(request, frozenset(ACTIVATIONS))
+    yield from shared_limits(request)
+    if request.num_experts > MOST_EXPERTS:
+        yield Reason("num_experts", "num_experts", f"{request.num_experts} is more than {MOST_EXPERTS}")
+
+
+def _both_narrow(up: ExpertMatrices, down: ExpertMatrices) -> bool:
+    """Return whether both matrices are 8-bit floats with one scale for each row."""
+    return all(m.layout == "fp8" and m.scale is not None and m.scale.shape[2] == 1 for m in (up, down))
+
+
+def quantized(x_NE: torch.Tensor) -> QuantizedActivation:
+    """Return rows as 8-bit floats with a scale each."""
+    from jackfield.layers.functional import quantize_rows
+
+    return quantize_rows(x_NE)
+
+
+def device_name() -> str:
+    """Return what the vendor calls the device of this process, or ``""`` where there is none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""

@@ -1,0 +1,223 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Grouped products of rows with the matrices of their experts.
+
+Legend: P ``pairs`` of a row and one of its experts, numbered row by row; X experts; B ``blocks`` of ROWS pairs that
+share an expert; I ``inputs``, O ``outputs``. ``order`` [B, ROWS] has the pairs of each block, P where there is none;
+``owners`` [B] the expert of each, -1 where a block is empty. Sums are formed in float32, in an order that depends on
+sizes alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def count_kernel(experts, counts, pairs, BLOCK: tl.constexpr):
+    """Count the pairs of each expert; grid: (X,)."""
+    expert = tl.program_id(0)
+    inside = tl.arange(0, BLOCK)
+    found = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, pairs, BLOCK):
+        at = first + inside
+        found += (tl.load(experts + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, 0))
+
+
+@triton.jit
+def place_kernel(
+    experts, counts, order, owners, pairs, num_experts, blocks, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Fill the blocks of each expert, pairs in their order; grid: (X + 1,). The last program marks empty blocks."""
+    expert = tl.program_id(0)
+    which = tl.arange(0, EXPERTS)
+    held = tl.load(counts + which, mask=which < num_experts, other=0)
+    needed = (held + ROWS - 1) // ROWS
+    first_block = tl.sum(tl.where(which < expert, needed, 0), 0)
+    last_block = first_block + tl.sum(tl.where(which == expert, needed, 0), 0)
+    owner = expert
+    if expert == num_experts:
+        last_block = first_block * 0 + blocks
+        owner = expert * 0 - 1
+    for block in range(first_block, last_block):
+        tl.store(owners + block, owner)
+    place = first_block * ROWS
+    inside = tl.arange(0, BLOCK)
+    for first in range(0, pairs, BLOCK):
+        at = first + inside
+        mine = (tl.load(experts + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+        tl.store(order + place + tl.cumsum(mine, 0) - 1, at, mask=mine > 0)
+        place += tl.sum(mine, 0)
+    rest = place + tl.arange(0, ROWS)
+    tl.store(order + rest, rest * 0 + pairs, mask=rest < last_block * ROWS)
+
+
+@triton.jit
+def _number_of_four_bits(code):
+    """Return E2M1 numbers: a sign, two bits of exponent, one of mantissa."""
+    size = code & 7
+    exponent = size >> 1
+    half = (size & 1).to(tl.float32) * 0.5
+    value = tl.where(exponent == 0, half, (1.0 + half) * tl.exp2((exponent - 1).to(tl.float32)))
+    return tl.where(code > 7, -value, value)
+
+
+@triton.jit
+def _weight_tile(
+    weight, scale, zero, column, depth, outputs, inputs, first, w_row, s_row, LAYOUT: tl.constexpr, GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, ZERO: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Return [I, O] numbers in DTYPE; ``column`` [O], ``depth`` [I]. Scales that belong to whole rows (GROUP 0) are
+    left to the end; ``first`` is the output that ``column`` counts from.
+    """
+    inside = (depth[:, None] < inputs) & (column[None, :] < outputs)
+    row = (first + column)[None, :]
+    PACKED: tl.constexpr = LAYOUT == "int4" or LAYOUT == "mxfp4"
+    if PACKED:
+        stored = tl.load(weight + row * w_row + depth[:, None] // 2, mask=inside, other=0).to(tl.int32)
+        stored = (stored >> ((depth[:, None] % 2) * 4)) & 15
+    else:
+        stored = tl.load(weight + row * w_row + depth[:, None], mask=inside, other=0.0)
+    if GROUP == 0:
+        if LAYOUT == "int4":
+            stored = stored - 8
+        return stored.to(DTYPE)
+    else:
+        group = row // SCALE_ROWS * s_row + depth[:, None] // GROUP
+        factor = tl.load(scale + group, mask=inside, other=0)
+        if LAYOUT == "mxfp4":
+            value = _number_of_four_bits(stored) * tl.exp2(factor.to(tl.float32) - 127.0)
+        else:
+            value = stored.to(tl.float32)
+            if LAYOUT == "int4":
+                if ZERO:
+                    value -= tl.load(zero + group, mask=inside, other=0).to(tl.float32)
+                else:
+                    value -= 8.0
+            value *= factor.to(tl.float32)
+        return value.to(DTYPE)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _activated(gate, up, ACTIVATION: tl.constexpr, GATED: tl.constexpr, alpha, limit):
+    """Return the activation of the gate, times up where there is one."""
+    if ACTIVATION == "swiglu_oai":
+        gate = tl.minimum(gate, limit)
+        return (tl.minimum(tl.maximum(up, -limit), limit) + 1.0) * gate * _sigmoid(alpha * gate)
+    if ACTIVATION == "silu":
+        value = gate * _sigmoid(gate)
+    elif ACTIVATION == "gelu":
+        value = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        value = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    elif ACTIVATION == "relu2":
+        value = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
+    else:
+        tl.static_assert(ACTIVATION == "relu")
+        value = tl.maximum(gate, 0.0)
+    if GATED:
+        value *= up
+    return value
+
+
+@triton.jit
+def _finished(total, scale, bias, x_scale, column, outputs, first, s_row, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr):
+    """Return the sums with scales of whole rows and biases; ``x_scale`` [ROWS, 1] is of quantized activations."""
+    total *= x_scale
+    if ROW_SCALE:
+        factor = tl.load(scale + (first + column) * s_row, mask=column < outputs, other=0.0)
+        total *= factor.to(tl.float32)[None, :]
+    if BIAS:
+        added = tl.load(bias + first + column, mask=column < outputs, other=0.0)
+        total += added.to(tl.float32)[None, :]
+    return total
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def experts_kernel(
+    x, x_scale, weight, scale, zero, bias, factors, out, order, owners, pairs, blocks, outputs, inputs, x_row,
+    w_expert, w_row, s_expert, s_row, b_expert, out_row, alpha, limit, CHOSEN: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SWIZZLE: tl.constexpr, LAYOUT: tl.constexpr, GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, ROW_SCALE: tl.constexpr, ZERO: tl.constexpr, NARROW: tl.constexpr, BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Multiply each block's rows with its expert's matrix; grid: (B * parts of COLUMNS outputs,).
+
+    CHOSEN: pairs that share a row of ``x``. SWIZZLE: blocks whose programs follow one another. GROUP: inputs that share
+    a scale, SCALE_ROWS outputs; ROW_SCALE: whole rows share one. NARROW: ``x`` is 8-bit floats with a scale for each
+    row, and so is the weight. ACTIVATION: "" for none; GATED: gate and up are the first and second ``outputs`` rows.
+    WEIGH: results are multiplied by ``factors`` [P].
+    """
+    parts = tl.cdiv(outputs, COLUMNS)
+    program = tl.program_id(0)
+    begin = program // (SWIZZLE * parts) * SWIZZLE
+    together = tl.minimum(blocks - begin, SWIZZLE)
+    within = program % (SWIZZLE * parts)
+    block = begin + within % together
+    owner = tl.load(owners + block)
+    if owner >= 0:
+        column = within // together * COLUMNS + tl.arange(0, COLUMNS)
+        pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+        there = (pair < pairs)[:, None]
+        row = (pair // CHOSEN).to(tl.int64)
+        expert = owner.to(tl.int64)
+        weight += expert * w_expert
+        scale += expert * s_expert
+        zero += expert * s_expert
+        bias += expert * b_expert
+        x_rows = x + row[:, None] * x_row
+        DTYPE: tl.constexpr = x.dtype.element_ty
+        inside = tl.arange(0, DEPTH)
+        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, inputs, DEPTH):
+            depth = start + inside
+            tile = tl.load(x_rows + depth[None, :], mask=there & (depth[None, :] < inputs), other=0.0)
+            other = _weight_tile(
+                weight, scale, zero, column, depth, outputs, inputs, 0, w_row, s_row, LAYOUT, GROUP, SCALE_ROWS, ZERO,
+                DTYPE,
+            )  # fmt: skip
+            gate = tl.dot(tile, other, gate, input_precision=PRECISION)
+            if GATED:
+                other = _weight_tile(
+                    weight, scale, zero, column, depth, outputs, inputs, outputs, w_row, s_row, LAYOUT, GROUP,
+                    SCALE_ROWS, ZERO, DTYPE,
+                )  # fmt: skip
+                up = tl.dot(tile, other, up, input_precision=PRECISION)
+        wide = tl.full((ROWS, 1), 1.0, tl.float32)
+        if NARROW:
+            wide = tl.load(x_scale + row[:, None], mask=there, other=0.0)
+        gate = _finished(gate, scale, bias, wide, column, outputs, 0, s_row, ROW_SCALE, BIAS)
+        if GATED:
+            up = _finished(up, scale, bias, wide, column, outputs, outputs, s_row, ROW_SCALE, BIAS)
+        if ACTIVATION != "":
+            gate = _activated(gate, up, ACTIVATION, GATED, alpha, limit)
+        if WEIGH:
+            gate *= tl.load(factors + pair[:, None], mask=there, other=0.0).to(tl.float32)
+        place = out + pair.to(tl.int64)[:, None] * out_row + column[None, :]
+        tl.store(place, gate.to(out.dtype.element_ty), mask=there & (column < outputs)[None, :])
+
+
+@triton.jit
+def sum_kernel(
+    parts, experts, out, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr
+):  # fmt: skip
+    """Add the CHOSEN results of each row; grid: (rows, parts of the width). PARTIAL: those of the expert -1 are not."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for chosen in tl.static_range(CHOSEN):
+        pair = row * CHOSEN + chosen
+        mask = inside
+        if PARTIAL:
+            mask = inside & (tl.load(experts + pair) >= 0)
+        total += tl.load(parts + pair * width + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, total.to(out.dtype.element_ty), mask=inside)

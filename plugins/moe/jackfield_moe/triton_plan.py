@@ -1,0 +1,130 @@
+"""How grouped products are launched: found by a tuner for sizes, type and device, or else by rules.
+
+A file of tuned launches is a JSON object: ``up`` and ``down``, each from a number of rows to a launch; the launch for
+the largest number that is not above the rows of a step is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jackfield.errors import ConfigError
+from jackfield.interfaces import ExpertsRequest
+
+FOLDER = Path(__file__).with_name("tuned")
+"""Tuned launches that come with the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One way to launch a product.
+
+    Args:
+        rows, columns, depth: of a tile: pairs, outputs, inputs. swizzle: blocks of rows whose programs follow one
+            another. warps: of a program. stages: tiles in flight.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    swizzle: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Launches of both products, by least number of rows, ascending. Where both have the same rows in a tile, pairs are
+    sorted once.
+    """
+
+    up: tuple[tuple[int, Launch], ...]
+    down: tuple[tuple[int, Launch], ...]
+    source: str = "rules"
+
+    def of(self, rows: int) -> tuple[Launch, Launch]:
+        """Return the launches for that many rows."""
+        return _at(self.up, rows), _at(self.down, rows)
+
+
+def _at(launches: tuple[tuple[int, Launch], ...], rows: int) -> Launch:
+    fitting = [launch for least, launch in launches if least <= rows]
+    return fitting[-1] if fitting else launches[0][1]
+
+
+def default_launch(pairs: int, experts: int, width: int, layout: str = "dense") -> Launch:
+    """Return a launch from the average number of pairs of an expert that has some.
+
+    Args:
+        pairs: of rows and experts. experts: X. width: bytes of an activation. layout: of the matrices.
+    """
+    average = pairs / max(1, min(pairs, experts))
+    depth = 128 // width
+    # Numbers of four bits are taken apart in registers, which wide tiles would not leave.
+    columns = 32 if layout in ("int4", "mxfp4") else 64
+    if average <= 8:
+        return Launch(16, columns, 2 * depth, 1, 4, 4)
+    if average <= 24:
+        return Launch(32, columns, 2 * depth, 1, 4, 4)
+    if average <= 64:
+        return Launch(64, 2 * columns, depth, 1, 4, 4)
+    return Launch(128, 2 * columns, depth, 16, 8, 3)
+
+
+def default_plan(request: ExpertsRequest) -> Plan:
+    """Return launches by the rules of :func:`default_launch`, at the numbers of rows where they change."""
+    width = 4 if request.dtype == "float32" else 2
+    each, chosen = request.num_experts, max(1, request.top_k)
+    steps = [1, *(-(-average * each // chosen) for average in (9, 25, 65))]
+    launches = tuple((rows, default_launch(rows * chosen, each, width, request.kind)) for rows in sorted(set(steps)))
+    return Plan(launches, launches)
+
+
+def file_name(request: ExpertsRequest, device: str) -> str:
+    """Return the name of the file of a block on a device, without its ending."""
+    sizes = f"X{request.num_experts}-S{request.top_k}-E{request.hidden_size}-F{request.intermediate_size}"
+    return f"{sizes}-{request.dtype}-{request.kind}-{'_'.join(device.split()) or 'device'}"
+
+
+def plan_for(request: ExpertsRequest, device: str, folders: tuple[Path, ...]) -> Plan:
+    """Return the tuned launches of the first folder that has some, or those of the rules.
+
+    Raises:
+        ConfigError: a file is not what a tuner writes.
+    """
+    for folder in folders:
+        path = folder / f"{file_name(request, device)}.json"
+        if path.is_file():
+            return read_plan(path)
+    return default_plan(request)
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the launches of a file; raises ConfigError for one that no tuner wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Plan(_launches(content["up"]), _launches(content["down"]), str(path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"a file of tuned launches cannot be read: {type(error).__name__}: {error}",
+            field="tuned launches",
+            value=str(path),
+            remedy="delete it, or write it again with: jackfield tune moe MODEL",
+        ) from error
+
+
+def _launches(content: Mapping[str, Mapping[str, int]]) -> tuple[tuple[int, Launch], ...]:
+    found = tuple(sorted(((int(rows), Launch(**launch)) for rows, launch in content.items()), key=lambda pair: pair[0]))
+    if not found:
+        raise ValueError("no launches")
+    return found
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """Return what a file of these launches holds."""
+    parts = {"up": plan.up, "down": plan.down}
+    return {part: {str(rows): asdict(launch) for rows, launch in launches} for part, launches in parts.items()}
