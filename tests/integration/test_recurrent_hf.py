@@ -20,12 +20,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 LENGTHS = (1, 3, 16, 70)
 
 
+STARTED_AT_NOTHING = ("e_score_correction_bias", "expert_bias", "forget_gate.A_log", "forget_gate.dt_bias")
+"""Biases of the choice of experts, and what makes decays: transformers starts them where they do nothing."""
+
+
 def make(name: str, folder: Path) -> Tiny:
-    """Make a model, with random biases of the choice of experts, which transformers starts at 0."""
+    """Make a model whose parts all do something."""
     tiny = RECIPES[name].make(folder)
-    found = [
-        t for key, t in tiny.model.state_dict().items() if key.endswith(("e_score_correction_bias", "expert_bias"))
-    ]
+    found = [t for key, t in tiny.model.state_dict().items() if key.endswith(STARTED_AT_NOTHING)]
     with torch.no_grad():
         for tensor in found:
             tensor.normal_(0.0, 0.3)
@@ -65,9 +67,11 @@ def test_chunks_prefixes_and_preemption_change_nothing(engine: Engine, tmp_path:
     # What was computed while the first answers were made can be gone on from, at the last full block.
     assert all((request.num_cached_tokens or 0) >= 48 for request in again)
     assert_equal(tiny.model, longer, [request.outputs[0].token_ids for request in again])
-    small = engine(tiny.folder, block_size=16, num_blocks=12, max_model_len=128, long_prefill_token_threshold=chunk)
+    few = 6 if name in ("mamba", "mamba2") else 24
+    small = engine(tiny.folder, block_size=16, num_blocks=few, max_model_len=128, long_prefill_token_threshold=chunk)
     many = random_prompts((40, 60, 30, 70, 20), seed=9)
     outputs = [request.outputs[0].token_ids for request in small.generate(many, GREEDY)]
+    assert small._core.scheduler.counters.preemptions
     assert_equal(tiny.model, many, outputs)
 
 
@@ -80,7 +84,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "falcon-h1-factors": {"ssm_multipliers": [0.8, 1.1, 0.9, 1.2, 0.702]},
     "minimax": {"linear_attn_beta_factor": 0.901},
     "kimi-linear": {"routed_scaling_factor": 2.45},
-    "bailing-hybrid": {"kda_lower_bound": -5.02},
+    "bailing-hybrid": {"kda_lower_bound": -5.5},
     "olmo-hybrid": {"linear_allow_neg_eigval": False},
     "lfm2": {"norm_eps": 1e-3},
     "zamba2": {"time_step_min": 0.0105},

@@ -18,7 +18,8 @@ from jackfield_models.names import LLAMA, Names, also
 
 BELOW = "block_sparse_moe"
 FORGET_GATE = tuple(
-    (f"self_attn.{name}", f"self_attn.forget_gate.{name}") for name in ("f_a_proj", "f_b_proj", "f_proj", "A_log", "dt_bias")
+    (f"self_attn.{name}", f"self_attn.forget_gate.{name}")
+    for name in ("f_a_proj", "f_b_proj", "f_proj", "A_log", "dt_bias")
 )
 """Where transformers keeps what makes decays."""
 

@@ -62,8 +62,8 @@ class KimiMixer(nn.Module):
 
     def _decays(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return logarithms of decays [T, H, K]."""
-        x_THK = (x_TI.float() + self.dt_bias.weight).unflatten(-1, (-1, self._size))
-        rate_H1 = self.a_log.weight.flatten()[slice(*self._heads)].exp().unsqueeze(-1)
+        x_THK = torch.unflatten(x_TI.float() + self.dt_bias.weight, -1, (-1, self._size))
+        rate_H1: torch.Tensor = self.a_log.weight.flatten()[slice(*self._heads)].exp().unsqueeze(-1)
         if self._bound is None:
             return -rate_H1 * F.softplus(x_THK)
         return self._bound * torch.sigmoid(rate_H1 * x_THK)

@@ -138,7 +138,8 @@ class Zamba2Model(nn.Module):
         number = self._number_of.get(index)
         if number is None:
             return None
-        use, block = self.uses[number], self.blocks[number % len(self.blocks)]
+        use: Any = self.uses[number]
+        block = self.blocks[number % len(self.blocks)]
         return use.out(block(torch.cat((stream_TE, embedded_TE), -1), positions_T, use, ctx))
 
 
