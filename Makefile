@@ -15,7 +15,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo check test test-slow test-kernels e2e test-full soak docs-config
+.PHONY: help setup demo check test test-slow test-kernels e2e docs test-full soak docs-config
 
 help:
 	@echo "make setup        make .venv and install Jackfield and its tools into it"
@@ -23,9 +23,10 @@ help:
 	@echo "make check        lint, types, import contracts, unit tests"
 	@echo "make test         check, guards, and integration tests that are not slow"
 	@echo "make e2e          the page for people, in Chromium"
-	@echo "make test-full    test, the slow tests, the page, and the Triton kernels in the interpreter"
+	@echo "make docs         the site of the documents, in build/site, with every link checked"
+	@echo "make test-full    test, the slow tests, the page, the documents, and the Triton kernels in the interpreter"
 	@echo "make soak         twice half an hour of mixed load with disconnects, by hand"
-	@echo "make docs-config  write docs/reference/config.md and docs/reference/cli.md anew"
+	@echo "make docs-config  write the generated pages of docs/ anew"
 
 setup: $(STAMP)
 
@@ -73,7 +74,12 @@ e2e: setup
 	  || { echo "Chromium is needed: install it, or let PAGE_CHROMIUM name it"; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e
 
-test-full: test test-slow e2e test-kernels
+docs: setup
+	@echo "==> the site of the documents"
+	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+test-full: test test-slow e2e docs test-kernels
 
 soak: setup
 	@echo "==> half an hour of mixed load on the engine, and as long on the server (by hand; record the result in docs/benchmarks.md)"

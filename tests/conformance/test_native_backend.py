@@ -1,46 +1,23 @@
-"""The conformance cases of attention, through ``native_cpu``, and what it does beyond ``write`` and ``attend``."""
+"""``native_cpu`` beyond the kit: odd sizes and blocks, threads, ``prepare``, and planes inside shared pages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from attention import CPU, Query, Shape, copy_cache, make_case, reference, run, with_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackfield.interfaces import AttentionRequest, Band, DeviceFacts
-from jackfield.layers.composite import Composite
 from jackfield.layers.functional import rms_norm, rotary
+from jackfield.testing.attention_cases import CPU, STEPS, Query, copy_cache, make_case, reference, run, with_cache
+from jackfield.testing.attention_shapes import Shape
 from jackfield_attention.native_cpu import NativeCpuBackend
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
 
-
-class DecodeOnly:
-    """Prefill by the reference, decode by the kernels: they share a layout."""
-
-    cache_specs = TorchSdpaBackend.cache_specs
-    _parts = Composite(TorchSdpaBackend, NativeCpuBackend)
-
-    @classmethod
-    def metadata_builder(cls, env: Any) -> Any:
-        return cls._parts.metadata_builder(env)
-
-    @classmethod
-    def layer(cls, env: Any, index: int) -> Any:
-        return cls._parts.layer(env, index)
-
-
-BACKENDS = pytest.mark.parametrize("backend", [NativeCpuBackend, DecodeOnly], ids=["native_cpu", "decode only"])
-KINDS = {
-    "decode": [Query(1, 0), Query(1, 5), Query(1, 16), Query(1, 63), Query(1, 300)],
-    "verification": [Query(3, 10), Query(8, 31), Query(2, 0)],
-    "prefill": [Query(9), Query(33), Query(64)],
-    "chunks": [Query(20, 12), Query(9, 1), Query(40, 40)],
-    "mixed": [Query(1, 30), Query(1, 2), Query(4, 9), Query(8, 8), Query(30), Query(17, 23)],
-}
+KINDS = {**STEPS, "decode": [*STEPS["decode"], Query(1, 300)]}
 shapes = st.builds(
     Shape,
     kv_heads=st.sampled_from([1, 2, 3]),
@@ -59,37 +36,35 @@ queries = st.one_of(
 )
 
 
-def check(backend: Any, shape: Shape, batch: list[Query], seed: int = 0, factor: float = 1.0) -> None:
-    case = make_case(backend, shape, batch, seed)
+def check(shape: Shape, batch: Sequence[Query], seed: int = 0, factor: float = 1.0) -> None:
+    case = make_case(NativeCpuBackend, shape, batch, seed)
     case.q_THD *= factor
     tolerance = 1e-5 if factor == 1 else 1e-4
-    torch.testing.assert_close(run(backend, case).double(), reference(case), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(run(NativeCpuBackend, case).double(), reference(case), rtol=tolerance, atol=tolerance)
 
 
-@BACKENDS
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shape=shapes, batch=st.lists(queries, min_size=1, max_size=6), seed=st.integers(0, 1000))
-def test_random_steps(backend: Any, shape: Shape, batch: list[Query], seed: int) -> None:
-    check(backend, shape, batch, seed)
+def test_random_steps(shape: Shape, batch: list[Query], seed: int) -> None:
+    check(shape, batch, seed)
 
 
-@BACKENDS
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("window", [None, 1, 7, 16])
-@pytest.mark.parametrize("block_size", [1, 16, 128])
-def test_each_kind_of_step(backend: Any, kind: str, window: int | None, block_size: int) -> None:
-    check(backend, Shape(window=window, block_size=block_size), KINDS[kind])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("block_size", [1, 128])
+def test_each_kind_of_step(kind: str, window: int | None, block_size: int) -> None:
+    check(Shape(window=window, block_size=block_size), KINDS[kind])
 
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 @pytest.mark.parametrize(("head_size", "value_size"), [(8, 4), (8, 16), (512, 512), (33, 47)])
 def test_soft_caps_and_sizes(softcap: float, head_size: int, value_size: int) -> None:
     shape = Shape(softcap=softcap, head_size=head_size, value_size=value_size, window=9)
-    check(NativeCpuBackend, shape, KINDS["mixed"])
+    check(shape, KINDS["mixed"])
 
 
 def test_large_scores_do_not_overflow() -> None:
-    check(NativeCpuBackend, Shape(), KINDS["mixed"], factor=300)
+    check(Shape(), KINDS["mixed"], factor=300)
 
 
 @pytest.mark.parametrize("team", [1, 2])
@@ -114,23 +89,6 @@ def test_threads_and_batch_mates_change_nothing(team: int) -> None:
         out = torch.empty(1, 9, 64)
         layer.attend(case.q_THD[row : row + 1], case.cache, builder.build(step), out)
         assert torch.equal(out[0], together[row])
-
-
-@settings(max_examples=60, deadline=None)
-@given(shape=shapes, batch=st.lists(queries, min_size=1, max_size=4), data=st.data())
-def test_write_touches_its_slots_and_nothing_else(shape: Shape, batch: list[Query], data: st.DataObject) -> None:
-    case = make_case(NativeCpuBackend, shape, batch)
-    hidden = data.draw(st.sets(st.integers(0, case.step.num_tokens - 1)))
-    slots = case.step.slots.clone()
-    slots[list(hidden)] = data.draw(st.sampled_from([-1, -5, -shape.block_size - 1]))
-    expected = copy_cache(case.cache)
-    NativeCpuBackend.layer(case.env, 0).write(case.k_TKD, case.v_TKV, case.cache, slots)
-    for name, new in (("k", case.k_TKD), ("v", case.v_TKV)):
-        for token, slot in enumerate(slots.tolist()):
-            if slot >= 0:
-                expected[name][slot // shape.block_size, :, slot % shape.block_size] = new[token]
-        assert torch.equal(case.cache[name].isnan(), expected[name].isnan())
-        assert torch.equal(case.cache[name].nan_to_num(), expected[name].nan_to_num())
 
 
 @pytest.mark.parametrize("normed", [False, True])

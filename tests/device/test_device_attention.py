@@ -35,6 +35,7 @@ SHAPES = {
 TRITON_ONLY = {
     "softcap": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 64, softcap=5.0),
     "sinks": Shape([1, 1, 150], [5, 900, 400], 8, 1, 64, 64, sinks=True),
+    "narrow cache": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 64, stored="float8_e4m3fn"),
     "tokens outside heads": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 16, layout=1),
 }
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from jackfield.cli.flags import extract, flag_names
 from jackfield.cli.models import render_models
 from jackfield.cli.reference import command_flags, commands
 from jackfield.cli.reference import render_reference as render_cli
+from jackfield.cli.reference_tables import render_metrics, render_plugins
 from jackfield.config.reference import render_reference as render_config
 from jackfield.interfaces.hooks import Hooks
 
@@ -37,6 +39,16 @@ def test_the_reference_of_the_command_line_is_current() -> None:
 
 def test_the_list_of_models_is_current() -> None:
     assert read(DOCS / "models.md") == render_models(), "run: make docs-config (and reinstall where models were added)"
+
+
+@pytest.mark.parametrize(("page", "render"), [("plugins", render_plugins), ("metrics", render_metrics)])
+def test_generated_tables_are_current(page: str, render: Callable[[], str]) -> None:
+    assert read(DOCS / "reference" / f"{page}.md") == render(), "run: make docs-config (and reinstall)"
+
+
+def test_every_document_is_in_the_site() -> None:
+    listed = set(re.findall(r"([\w/-]+\.md)$", read(ROOT / "mkdocs.yml"), re.MULTILINE))
+    assert listed == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
 
 
 def all_flags() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiny_models import SLIDING, WINDOW, YARN, Recipe
+from tiny_models import SLIDING, WINDOW, YARN, Recipe, Tensors, common, renamed
 
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 5}
 QWEN: dict[str, Any] = {"num_experts_per_tok": 2, "num_experts": 6, "moe_intermediate_size": 24}
@@ -45,6 +45,15 @@ def recipe(family: str, **values: Any) -> Recipe:
     return Recipe(f"{family}Config", f"{family}ForCausalLM", values)
 
 
+def as_deepseek(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Give Qwen's experts the names of DeepSeek's first model, whose expert for every token has no gate."""
+    found = renamed(tensors, {"shared_expert.": "shared_experts."})
+    found = {name: tensor for name, tensor in found.items() if "shared_expert_gate" not in name}
+    keys = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    counts = {"n_routed_experts": config["num_experts"], "n_shared_experts": 2, "first_k_dense_replace": 0}
+    return found, common(config, "DeepseekForCausalLM", **{key: config[key] for key in keys}, **counts)
+
+
 MOE_RECIPES: dict[str, Recipe] = {
     "mixtral": recipe("Mixtral", **EXPERTS),
     "mixtral_window": recipe("Mixtral", **EXPERTS, sliding_window=WINDOW, tie_word_embeddings=True),
@@ -60,6 +69,12 @@ MOE_RECIPES: dict[str, Recipe] = {
     ),
     "qwen3_moe": recipe("Qwen3Moe", **QWEN, head_dim=16, norm_topk_prob=True),
     "qwen3_moe_mixed": recipe("Qwen3Moe", **QWEN, head_dim=12, mlp_only_layers=[0], tie_word_embeddings=True),
+    "deepseek": Recipe(
+        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
+        {**QWEN, "shared_expert_intermediate_size": 48, "qkv_bias": False, "norm_topk_prob": False},
+        saved_as=as_deepseek,
+    ),
     "olmoe": recipe("Olmoe", num_experts_per_tok=3, num_experts=7),
     "olmoe_normed": recipe("Olmoe", num_experts_per_tok=2, num_experts=4, norm_topk_prob=True, attention_bias=True),
     "granitemoe": recipe("GraniteMoe", **GRANITE),

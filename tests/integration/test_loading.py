@@ -214,7 +214,7 @@ def test_the_command_writes_a_state_that_runs(
     assert main(["save-sharded-state", str(tmp_path / "m"), "--output", str(folder)]) == 2
     assert "the output folder is not empty" in capsys.readouterr().err
     assert main(["save-sharded-state", str(folder), "--output", str(tmp_path / "other")]) == 2
-    assert "a sharded state is made from a checkpoint" in capsys.readouterr().err
+    assert "weights are written from a checkpoint" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from engines import Engine
-from hf import TOLERANCE, Tiny, assert_equal, changed_copy, continuation_logits, random_prompts
+from hf import TOLERANCE, Tiny, assert_equal, changed_copy, continuation_logits, make_tiny, random_prompts
 from tiny_models import LENGTH, LONG, RECIPES, WINDOW, recipe
 
 from jackfield import LLM, SamplingParams
+from jackfield.errors import ConfigError
 
 LENGTHS = (1, 7, 16, 3 * WINDOW)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
@@ -52,9 +55,63 @@ def test_the_longest_length_chooses_the_factors_of_longrope(
     assert_equal(tiny.model, prompts, [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)])
 
 
+class Biased(torch.nn.Module):
+    """Llama without rotations and with linear biases, as the larger Baichuan models are, and a head of unit rows."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        model.model.rotary_emb.forward = self._unturned
+        heads = model.config.num_attention_heads
+        self.slopes = torch.tensor([2.0 ** (-8.0 * (head + 1) / heads) for head in range(heads)])
+
+    def _unturned(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.model.config.head_dim
+        return x.new_ones(1, x.shape[1], size), x.new_zeros(1, x.shape[1], size)
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        count = input_ids.shape[1]
+        behind = torch.arange(count)[:, None] - torch.arange(count)[None, :]
+        mask = (-behind * self.slopes[:, None, None]).masked_fill(behind < 0, float("-inf"))
+        return self.model(input_ids=input_ids, attention_mask=mask[None])
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_the_larger_baichuan_models(engine: Engine, tmp_path: Path, second: bool) -> None:
+    tiny = RECIPES["baichuan"].make(tmp_path / "model")
+    keys: dict[str, Any] = {
+        "architectures": ["BaichuanForCausalLM"],
+        "rope_theta": None,
+        **({"z_loss_weight": 0} if second else {}),
+    }
+    folder = Path(changed_copy(tiny.folder, tmp_path / "large", **keys))
+    if second:
+        weight = tiny.model.lm_head.weight
+        weight.data = weight.data / weight.data.norm(dim=-1, keepdim=True)
+    reference = Tiny(folder, Biased(tiny.model))
+    llm = engine(folder, block_size=8, long_prefill_token_threshold=7, max_num_seqs=8)
+    check_logprobs(llm, reference, random_prompts((WINDOW + 12,), seed=3)[0])
+    prompts = random_prompts(LENGTHS)
+    batch = [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)]
+    assert_equal(reference.model, prompts, batch)
+
+
 def test_a_factor_that_is_slightly_off_is_noticed(engine: Engine, tmp_path: Path) -> None:
     """Without this the checks above would hold for nothing."""
     tiny = RECIPES["granite"].make(tmp_path / "model")
     wrong = changed_copy(tiny.folder, tmp_path / "wrong", residual_multiplier=0.501)
     with pytest.raises(AssertionError):
         check_logprobs(engine(Path(wrong)), tiny, random_prompts((30,))[0])
+
+
+def test_texts_of_one_chunk_need_no_second_one(engine: Engine, tmp_path: Path) -> None:
+    """Dual-chunk attention differs from attention only where a text is longer than a chunk, and is refused there."""
+    tiny = make_tiny(tmp_path / "model", "qwen2")
+    chunks = {"chunk_size": 128, "local_size": 28, "original_max_position_embeddings": 128}
+    folder = Path(changed_copy(tiny.folder, tmp_path / "chunks", dual_chunk_attention_config=chunks))
+    llm = engine(folder, block_size=8)
+    assert llm._inputs.limits.max_model_len == 100
+    prompts = random_prompts((7, 60))
+    assert_equal(tiny.model, prompts, [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)])
+    with pytest.raises(ConfigError, match="100"):
+        engine(folder, max_model_len=101)

@@ -151,8 +151,8 @@ def test_a_checkpoint_says_how_it_pools(tmp_path: Path) -> None:
     write_modules(tmp_path, {"pooling_mode_max_tokens": True})
     with pytest.raises(CheckpointError, match="pools in a way that is not supported"):
         pooling_defaults(tmp_path)
-    write_modules(tmp_path, {"pooling_mode_cls_token": True}, "Dense")
-    with pytest.raises(CheckpointError, match="a module of type Dense"):
+    write_modules(tmp_path, {"pooling_mode_cls_token": True}, "LSTM")
+    with pytest.raises(CheckpointError, match="a module of type LSTM"):
         pooling_defaults(tmp_path)
 
 

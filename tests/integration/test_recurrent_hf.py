@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from test_models_hf import check_logprobs
 
 from jackfield import SamplingParams
-from jackfield.errors import ConfigError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 LENGTHS = (1, 3, 16, 70)
@@ -120,10 +119,3 @@ def test_names_of_transformers_are_read_too(engine: Engine, tmp_path: Path, name
     both = [set(load_file(tmp_path / folder / "model.safetensors")) for folder in ("model", "other")]
     assert both[0] != both[1]
     check_logprobs(engine(tmp_path / "other"), tiny, random_prompts((20,), seed=3)[0])
-
-
-def test_a_drafter_is_refused_where_layers_keep_states(engine: Engine, tmp_path: Path) -> None:
-    tiny = RECIPES["mamba2"].make(tmp_path)
-    with pytest.raises(ConfigError, match="layers 'mamba2' keep one state per sequence") as caught:
-        engine(tiny.folder, **{"speculative.method": "ngram"})
-    assert (caught.value.field, caught.value.value) == ("speculative.method", "ngram")

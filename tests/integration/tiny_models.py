@@ -122,6 +122,18 @@ def as_internlm2(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dic
     return renamed(found, names), common(config, "InternLM2ForCausalLM", bias=False)
 
 
+def as_baichuan(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Fuse Llama's q, k and v, as Baichuan stores them."""
+    found = dict(tensors)
+    for layer in range(config["num_hidden_layers"]):
+        path = f"model.layers.{layer}.self_attn"
+        found[f"{path}.W_pack.weight"] = torch.cat([found.pop(f"{path}.{s}_proj.weight") for s in "qkv"])
+    made = common(config, "BaiChuanForCausalLM")
+    made["model_max_length"] = made.pop("max_position_embeddings")
+    made.pop("num_key_value_heads")
+    return found, made
+
+
 def as_internlm3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     """Give Llama InternLM 3's keys."""
     return tensors, common(config, "InternLM3ForCausalLM", bias=True, qkv_bias=True, head_dim=12)
@@ -289,6 +301,7 @@ RECIPES: dict[str, Recipe] = {
     "opt_post": opt(do_layer_norm_before=False, word_embed_proj_dim=32),
     "opt_plain": opt(enable_bias=False, layer_norm_elementwise_affine=False, tie_word_embeddings=False),
     "internlm2": Recipe("LlamaConfig", "LlamaForCausalLM", saved_as=as_internlm2),
+    "baichuan": Recipe("LlamaConfig", "LlamaForCausalLM", without=("num_key_value_heads",), saved_as=as_baichuan),
     "internlm3": Recipe(
         "LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, saved_as=as_internlm3
     ),

@@ -19,13 +19,27 @@ from paged_case import Case, Shape, attend, limits_of, make_case
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jackfield.interfaces import OPS, QUANTIZING_OPS, AttentionBackend, DeviceFacts, OpRequest
+from jackfield.interfaces import (
+    OPS,
+    QUANTIZING_OPS,
+    AttentionBackend,
+    AttentionEnv,
+    AttentionRequest,
+    DeviceFacts,
+    OpRequest,
+    OutputShard,
+    StepLimits,
+)
 from jackfield.interfaces.plugin import Settings
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
 from jackfield_attention.triton_backend import TritonBackend
+from jackfield_attention.triton_mla import TritonMlaBackend
+from jackfield_attention.triton_mla_layer import TritonMlaLayer
+from jackfield_attention.triton_states import TritonStatesBackend
 from jackfield_ops.triton_ops import TritonOps
 from jackfield_quantization.fp8_kernels import quantize_tokens, rescale
+from jackfield_quantization.triton_packed_launch import Packed, counters_needed, packed_product
 
 POINTERS = {
     "bfloat16": "*bf16",
@@ -33,7 +47,9 @@ POINTERS = {
     "float32": "*fp32",
     "int32": "*i32",
     "int64": "*i64",
+    "uint8": "*u8",
     "float8_e4m3fn": "*fp8e4nv",
+    "float8_e5m2": "*fp8e5",
 }
 WAIT = "griddepcontrol.wait"
 LOAD = re.compile(r"\b(ld\.global|cp\.async\.c[ag]\.)")
@@ -184,6 +200,81 @@ def _gather(layer: FlashLayer, case: Case) -> None:
     layer.gather(case.cache, metadata.short, metadata.long)
 
 
+def launch_packed(rows: int, group: int) -> None:
+    """Launch a product with a weight of an 8B model in four bits."""
+    outputs, inputs = 6144, 4096
+    numbers = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+    scales = torch.zeros(outputs, inputs // group, dtype=torch.float16)
+    weight = Packed(numbers, scales, scales.to(torch.uint8), group)
+    x, out = torch.zeros(rows, inputs, dtype=torch.bfloat16), torch.zeros(rows, outputs, dtype=torch.bfloat16)
+    counters = torch.zeros(counters_needed(outputs), dtype=torch.int32)
+    packed_product(x, weight, None, out, 132, counters)
+
+
+LATENT = {"kind": "mla", "num_kv_heads": 1, "head_size": 192, "value_head_size": 128, "scale": 192**-0.5}
+
+
+def launch_latent(heads: int, stored: str, splits: int, tokens: int = 3) -> None:
+    """Launch write and decode over latents of 512 with 64 rotated features, as DeepSeek has them."""
+    device, kind = torch.device("cpu"), torch.bfloat16
+    facts, sizes = DeviceFacts("cuda", capability=(9, 0), cores=132), {"latent_size": 512, "rope_size": 64}
+    request = AttentionRequest(
+        dtype="bfloat16", num_heads=heads, device=facts, extra=sizes, cache_dtype=stored, **LATENT
+    )
+    values = {name: option.default for name, option in TritonMlaBackend.options.items()}
+    spec = TritonMlaBackend.cache_specs(request)[0]
+    env = AttentionEnv(request, spec, 64, device, Settings({**values, "decode_splits": splits}))
+    builder, layer = TritonMlaBackend.metadata_builder(env), TritonMlaLayer(env)
+    builder.allocate(StepLimits(tokens, tokens, 8, 512))
+    cache = {"latent": torch.zeros(16, 64, 576).to(getattr(torch, stored))}
+    rows = torch.zeros(tokens, 576, dtype=kind)
+    layer.write(rows[:, :512], rows[:, 512:], cache, torch.zeros(tokens, dtype=torch.int64))
+    layer.decode(torch.zeros(tokens, heads, 576, dtype=kind), cache["latent"], builder.capture(tokens, 1))
+
+
+def launch_states(kind: str, heads: int, key: int, value: int, channels: int) -> None:
+    """Launch one token of each of three sequences; inputs are in bfloat16, states in float32."""
+    shards = (OutputShard("", channels),) if channels else ()
+    request = AttentionRequest(
+        kind=kind,
+        dtype="bfloat16",
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=key,
+        value_head_size=value,
+        extra={"conv_shards": shards, "conv_width": 4},
+    )
+    env = AttentionEnv(request, TritonStatesBackend.cache_specs(request)[0], 64, torch.device("cpu"), Settings())
+    builder, layer = TritonStatesBackend.metadata_builder(env), TritonStatesBackend.layer(env, 0)
+    builder.allocate(StepLimits(3, 3, 1, 64))
+    metadata = builder.capture(3, 1)
+    planes = {p.name: torch.zeros(4, *p.page_shape(64), dtype=getattr(torch, p.dtype)) for p in env.spec.planes}
+    if channels:
+        x = torch.zeros(3, channels, dtype=torch.bfloat16)
+        layer.convolve(x, torch.zeros(channels, 4, dtype=torch.bfloat16), x[0], planes, metadata, torch.zeros_like(x))
+    shapes: dict[str, tuple[int, ...]] = {
+        "mamba1": (3, heads),
+        "mamba2": (3, heads, value),
+        "gdn": (3, heads, value),
+        "kda": (3, heads, value),
+    }
+    out = torch.zeros(shapes[kind], dtype=torch.bfloat16)
+    layer.mix(_state_inputs(kind, heads, key, value), planes, metadata, out)
+
+
+def _state_inputs(kind: str, heads: int, key: int, value: int) -> dict[str, torch.Tensor]:
+    zeros = torch.zeros
+    if kind == "mamba1":
+        rows = dict.fromkeys(("x", "dt"), zeros(3, heads)) | dict.fromkeys("bc", zeros(3, key))
+        return {**rows, "a": zeros(heads, key), "d": zeros(heads)}
+    if kind == "mamba2":
+        rows = {"x": zeros(3, heads, value), "dt": zeros(3, heads), **dict.fromkeys("bc", zeros(3, heads, key))}
+        return {**rows, **dict.fromkeys(("a", "d", "dt_bias"), zeros(heads))}
+    decay = zeros(3, heads, key) if kind == "kda" else zeros(3, heads)
+    rows = {**dict.fromkeys("qk", zeros(3, heads, key)), "v": zeros(3, heads, value)}
+    return {**rows, "beta": zeros(3, heads), "g": decay}
+
+
 def main(capability: int) -> None:
     """Compile everything."""
     compiler = Compiler(capability)
@@ -194,12 +285,23 @@ def main(capability: int) -> None:
     launch_fp8()
     for compiler.label, block, pdl in (("moves", 64, True), ("moves, small", 16, True), ("moves, apart", 64, False)):
         launch_moves(block, pdl)
+    for rows, group in ((1, 128), (16, 32), (48, 128), (256, 128), (256, 32)):
+        compiler.label = f"packed, {rows} rows, groups of {group}, apart"
+        launch_packed(rows, group)
+    for heads, stored, splits in ((16, "bfloat16", 33), (128, "bfloat16", 1), (16, "float8_e4m3fn", 5)):
+        compiler.label = f"latents, {heads} heads, {stored}, apart"
+        launch_latent(heads, stored, splits)
+    states = {"mamba1": (8192, 16, 1), "mamba2": (80, 128, 64), "gdn": (32, 128, 128), "kda": (32, 128, 128)}
+    for kind, (heads, key, value) in states.items():
+        compiler.label = f"states, {kind}, apart"
+        launch_states(kind, heads, key, value, 8192)
     attention: dict[str, dict[str, Any]] = {
         "head 128, block 64": {"size": 128, "block": 64},
         "head 128, block 64, apart": {"size": 128, "block": 64, "pdl": False},
         "head 128, block 16": {"size": 128, "block": 16},
         "head 64, window, sinks": {"size": 64, "block": 64, "window": 100, "sinks": True},
         "head 80, softcap": {"size": 80, "block": 16, "softcap": 30.0},
+        "head 128, narrow cache": {"size": 128, "block": 64, "stored": "float8_e4m3fn"},
         "head 256": {"size": 256, "block": 64},
         "float32": {"size": 128, "block": 64, "dtype": "float32"},
     }

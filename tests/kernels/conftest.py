@@ -5,11 +5,15 @@ need a process of their own, ``TRITON_INTERPRET=1 pytest tests/kernels``. Elsewh
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "unit" / "quantization"), str(TESTS / "shared")]
 
 
 def missing() -> str:

@@ -33,9 +33,11 @@ class Shape:
     size: int = 32
     block: int = 16
     window: int | None = None
+    chunked: bool = False
     softcap: float = 0.0
     sinks: bool = False
     dtype: str = "float32"
+    stored: str = ""
     device: str = "cpu"
     layout: int = 0
     cores: int = 4
@@ -66,7 +68,7 @@ def request_of(shape: Shape) -> AttentionRequest:
     capability = torch.cuda.get_device_capability() if shape.device == "cuda" else (9, 0)
     facts = DeviceFacts("cuda", capability=capability, cores=shape.cores)
     return AttentionRequest(
-        kind="sliding" if shape.window else "full",
+        kind="chunked_local" if shape.chunked else "sliding" if shape.window else "full",
         dtype=shape.dtype,
         device=facts,
         num_heads=shape.heads,
@@ -75,6 +77,7 @@ def request_of(shape: Shape) -> AttentionRequest:
         scale=shape.size**-0.5,
         window=shape.window,
         softcap=shape.softcap,
+        cache_dtype=shape.stored,
     )
 
 
@@ -90,18 +93,21 @@ def make_case(backend: type[AttentionBackend], shape: Shape, seed: int = 0) -> C
         [torch.randn(length, shape.kv_heads, shape.size, generator=generator).to(dtype) for length in shape.lengths]
         for _ in range(2)
     ]
+    if shape.stored:  # what is stored is what counts
+        kv = [[part.to(getattr(torch, shape.stored)).to(dtype) for part in parts] for parts in kv]
     blocks = [-(-length // shape.block) for length in shape.lengths]
     pages = torch.randperm(sum(blocks), generator=generator) + 1
     table = torch.zeros((len(blocks), max(*blocks, 1)), dtype=torch.int32)
     for row, part in zip(table, torch.split(pages, blocks), strict=True):
         row[: len(part)] = part
-    cache = {plane.name: _plane(plane.page_shape(shape.block), len(pages) + 1, dtype) for plane in spec.planes}
+    stored = getattr(torch, shape.stored or shape.dtype)
+    cache = {plane.name: _plane(plane.page_shape(shape.block), len(pages) + 1, stored) for plane in spec.planes}
     for planes, parts in zip(cache.values(), kv, strict=True):
         head_first = planes.shape[1] == shape.kv_heads and spec.planes[0].shape[0] == shape.kv_heads
         for row, part in zip(table, parts, strict=True):
             for position, token in enumerate(part):
                 page, place = row[position // shape.block], position % shape.block
-                planes[(page, slice(None), place) if head_first else (page, place)] = token
+                planes[(page, slice(None), place) if head_first else (page, place)] = token.to(stored)
     width = (shape.heads + 2 * shape.kv_heads) * shape.size
     qkv = torch.randn(sum(shape.counts), width, generator=generator).to(dtype).to(device)
     return Case(
@@ -177,7 +183,7 @@ def _sequence(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, len
     mine, seen = torch.arange(length - len(q), length)[:, None], torch.arange(length)[None]
     hidden = seen > mine
     if shape.window:
-        hidden |= seen <= mine - shape.window
+        hidden |= seen < mine // shape.window * shape.window if shape.chunked else seen <= mine - shape.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if case.env.sinks is not None:
         sink = case.env.sinks.cpu().double()[:, None, None].expand(-1, len(q), 1)

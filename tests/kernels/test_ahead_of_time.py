@@ -20,10 +20,14 @@ KERNELS = {
     *("write_kernel", "gather_kernel", "qk_norm_rope_write_kernel", "decode_kernel", "prefill_kernel"),
 }
 
-ALONE = {"quantize_kernel", "rescale_kernel"}
-"""Kernels that learn from their tensors' device whether they overlap."""
+STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"}
+LATENTS = {"mla_write_kernel", "mla_decode_kernel", "mla_merge_kernel"}
+KERNELS |= STATES | LATENTS | {"packed_kernel"}
+ALONE = {"quantize_kernel", "rescale_kernel", "packed_kernel"} | STATES | LATENTS
+"""Kernels that learn from their tensors' device whether they overlap, and those that never do."""
 OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"} - ALONE
 """Kernels of a decode step."""
+ON_UNITS = {"decode_kernel", "mla_decode_kernel", "packed_kernel"}
 WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel"}
 """Those that read something before they wait."""
 
@@ -48,7 +52,7 @@ def test_every_kernel_fits_the_device(rows: list[dict[str, Any]]) -> None:
 def test_matrix_units_are_used(rows: list[dict[str, Any]]) -> None:
     narrow = [row for row in rows if row["case"] != "float32"]
     assert all(row["wgmma"] for row in narrow if row["kernel"] == "prefill_kernel")
-    assert all(row["mma"] for row in narrow if row["kernel"] == "decode_kernel")
+    assert all(row["mma"] or row["wgmma"] for row in narrow if row["kernel"] in ON_UNITS)
 
 
 def test_usual_shapes_spill_nothing(rows: list[dict[str, Any]]) -> None:

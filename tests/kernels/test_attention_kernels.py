@@ -30,11 +30,17 @@ DECODES = {
     "tokens outside heads": Shape([1, 1], [33, 70], layout=1),
     "window": Shape([1, 1, 1], [20, 65, 200], window=24),
     "window over splits": Shape([1, 1], [300, 70], window=150, settings={"decode_splits": 3, "decode_tile": 16}),
+    "chunks": Shape([1, 1, 1, 1], [20, 64, 65, 200], window=32, chunked=True),
+    "chunks over splits": Shape(
+        [1, 1], [299, 70], window=150, chunked=True, settings={"decode_splits": 3, "decode_tile": 16}
+    ),
     "softcap": Shape([1, 1], [20, 70], softcap=2.0),
     "sinks": Shape([1, 1], [20, 170], sinks=True),
     "splits of which most are empty": Shape([1, 1, 1], [5, 90, 300], settings={"decode_splits": 7, "decode_tile": 16}),
     "sinks over splits": Shape([1, 1], [90, 300], sinks=True, settings={"decode_splits": 5, "decode_tile": 16}),
     "half": Shape([1, 1, 1], [5, 90, 200], dtype="float16", settings={"decode_splits": 2, "decode_tile": 32}),
+    "narrow cache": Shape([1, 1, 1], [5, 90, 200], stored="float8_e4m3fn"),
+    "narrower fractions": Shape([1, 1], [90, 200], dtype="float16", stored="float8_e5m2"),
 }
 PREFILLS = {
     "fresh": Shape([30, 70], [30, 70]),
@@ -49,15 +55,19 @@ PREFILLS = {
     "window shorter than a tile": Shape([100], [130], window=7),
     "window of some tiles": Shape([80], [220], window=70, settings={"prefill_tile": 16}),
     "window longer than all": Shape([40], [60], window=500),
+    "chunks shorter than a tile": Shape([100], [130], window=7, chunked=True),
+    "chunks of some tiles": Shape([80, 150], [220, 150], window=70, chunked=True, settings={"prefill_tile": 16}),
     "softcap": Shape([40], [60], softcap=2.0),
     "sinks": Shape([40], [60], sinks=True),
     "half": Shape([40, 66], [90, 66], dtype="float16"),
+    "narrow cache": Shape([40, 20], [90, 60], stored="float8_e4m3fn"),
 }
 MIXED = {
     "decodes and chunks": Shape([1, 1, 40, 50], [70, 3, 40, 90]),
     "short queries": Shape([1, 3, 2], [70, 33, 2], settings={"decode_splits": 3, "decode_tile": 16}),
     "drafts in a window": Shape([4, 4], [70, 33], window=9),
     "drafts with sinks": Shape([5, 5], [170, 33], sinks=True, settings={"decode_splits": 4, "decode_tile": 16}),
+    "drafts at the edge of a chunk": Shape([4, 4, 4], [66, 64, 34], window=32, chunked=True),
     "one decode": Shape([1, 70], [16, 70], window=20),
 }
 

@@ -3,7 +3,7 @@ transformers.
 """
 
 from jackfield.checkpoint.config_reader import JsonConfigReader
-from jackfield.checkpoint.facts import read_facts
+from jackfield.checkpoint.facts import module_facts, read_facts
 from jackfield.checkpoint.formats import LOAD_FORMATS, format_of, reads
 from jackfield.checkpoint.generation import GenerationDefaults, generation_defaults
 from jackfield.checkpoint.gguf_header import GgufFile, read_gguf
@@ -20,6 +20,7 @@ __all__ = [
     "TensorSource",
     "format_of",
     "generation_defaults",
+    "module_facts",
     "open_tensors",
     "overridden",
     "pooling_defaults",

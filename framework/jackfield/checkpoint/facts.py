@@ -23,6 +23,9 @@ CONFIG_ARRAYS = ArrayLimits(numbers=1024, strings=64)
 limit lies above the layer count of any model; vocabularies stay out.
 """
 
+SIDE_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files of quantizers, and the format that each is about."""
+
 _READERS = {"safetensors": read_safetensors, "pytorch": read_torch}
 
 
@@ -49,6 +52,20 @@ def read_facts(path: str | Path, load_format: str = "auto", overrides: Mapping[s
     if is_sharded_state(path):
         return sharded_state_facts(path)
     return _folder_facts(path, load_format, overrides or {})
+
+
+def module_facts(folder: Path) -> ModelFacts:
+    """Return the facts of one module's tensors in a folder of its own, beside a model.
+
+    Raises:
+        ModelNotFoundError: there are none. CheckpointError: a file is damaged.
+    """
+    for container in ("safetensors", "pytorch"):
+        if files := weights_in_folder(folder, container):
+            read = _READERS[container]
+            tensors = _merge(folder, [_listed(file, read(file), names) for file, names in files.items()])
+            return ModelFacts(str(folder), container, "", tensors=tensors)
+    raise ModelNotFoundError("a module's folder holds no weights", field="path", value=str(folder))
 
 
 def _file_facts(path: Path) -> ModelFacts:
@@ -169,15 +186,24 @@ def _saved_dtype(config: Mapping[str, Any]) -> str:
 
 def _quantization(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, object]]:
     section = config.get("quantization_config") or config.get("compression_config")
-    if section is None and (folder / "quantize_config.json").is_file():
-        # Before config.json could say so, GPTQ checkpoints carried a file of their own.
-        section = {"quant_method": "gptq", **read_json(folder / "quantize_config.json")}
+    if section is None:
+        section = _from_side_file(folder)
     if section is None:
         return "", {}
     method = _quantization_method(section) if isinstance(section, Mapping) else ""
     if not method:
         corrupt(folder / "config.json", "quantization_config does not name its quant_method", remedy="add quant_method")
     return method, section
+
+
+def _from_side_file(folder: Path) -> Mapping[str, Any] | None:
+    """Return what checkpoints say in a file of their own, from before config.json could say so, or None."""
+    for name, method in SIDE_FILES.items():
+        if (folder / name).is_file():
+            found = read_json(folder / name)
+            nested = found.get("quantization")
+            return {"quant_method": method, **(nested if isinstance(nested, Mapping) else found)}
+    return None
 
 
 def _quantization_method(section: Mapping[str, Any]) -> str:

@@ -7,11 +7,14 @@ from cyclopts import App
 from jackfield.cli import (
     chat,
     config_show,
+    doctor,
     explain,
     generate,
     models,
+    new_plugin,
     plugins,
     pull,
+    quantize,
     run_batch,
     save_state,
     serve,
@@ -21,8 +24,8 @@ from jackfield.cli import (
 from jackfield.cli.bench import bench_app
 
 COMMANDS_WITH_ENGINE = (
-    *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch", "save-sharded-state"),
-    *("explain", "plugins check", "plugins", "models", "config show", "tune moe"),
+    *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch", "save-sharded-state", "quantize"),
+    *("explain", "plugins check", "plugins lock", "plugins", "models", "config show", "tune moe"),
 )
 """Commands that take engine flags; longer names first."""
 
@@ -42,9 +45,12 @@ def build_app(*, with_flags_help: bool = False) -> App:
     app.command(run_batch.run_batch, name="run-batch", help_epilogue=epilogue)
     app.command(pull.pull, name="pull")
     app.command(save_state.save_sharded_state, name="save-sharded-state", help_epilogue=epilogue)
+    app.command(quantize.quantize, name="quantize", help_epilogue=epilogue)
     app.command(explain.explain, name="explain", help_epilogue=epilogue)
     app.command(_plugins_app(epilogue))
     app.command(models.list_models, name="models", help_epilogue=epilogue)
+    app.command(new_plugin.new_plugin, name="new-plugin")
+    app.command(doctor.doctor, name="doctor")
     app.command(_config_app(epilogue))
     app.command(_tune_app(epilogue))
     app.command(version.version, name="version")
@@ -73,6 +79,7 @@ def _plugins_app(epilogue: str | None) -> App:
     app = App(name="plugins", help="List installed plugins and their state.", help_epilogue=epilogue)
     app.default(plugins.list_plugins)
     app.command(plugins.check, name="check", help_epilogue=epilogue)
+    app.command(plugins.lock, name="lock", help_epilogue=epilogue)
     return app
 
 

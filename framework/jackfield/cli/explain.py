@@ -51,8 +51,11 @@ def resolution_of(engine: EngineFlags, model: str | None) -> Any:
 
     with progress_bars() as progress:
         path = resolve_model(name, folder, progress)
+        draft = config.speculative.model
+        draft_path = None if draft is None else resolve_model(draft, folder, progress)
     facts = read_facts(path, config.model.load_format, config.model.hf_overrides)
-    return resolve(config, facts, Registry.discover(config.plugins))
+    draft_facts = None if draft_path is None else read_facts(draft_path)
+    return resolve(config, facts, Registry.discover(config.plugins), draft_facts)
 
 
 def _diff(first: Path, second: Path) -> int:

@@ -1,7 +1,8 @@
-"""``jackfield plugins`` and ``jackfield plugins check``."""
+"""``jackfield plugins``, ``plugins check`` and ``plugins lock``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -60,6 +61,29 @@ def check(
         for finding in findings:
             print(f"{'ok   ' if finding.ok else 'FAULT'} {finding.plugin} {finding.check}: {finding.text}")
     return 0 if all(finding.ok for finding in findings) else 2
+
+
+def lock(
+    *,
+    output: Path = Path("jackfield-plugins.lock"),
+    engine: Annotated[EngineFlags, Parameter(parse=False)],
+) -> int:
+    """Write which plugins are installed, with versions and hashes. An engine started with --plugins.lock FILE refuses
+    to start when anything differs.
+
+    Parameters
+    ----------
+    output
+        The file.
+    """
+    from jackfield.registry import PluginLock, Registry
+
+    settings = engine.config().plugins.model_copy(update={"lock": None})
+    found = PluginLock.of(Registry.discover(settings).refs())
+    output.write_text(found.text(), encoding="utf-8")
+    count = sum(len(entry.plugins) for entry in found.distributions)
+    print(f"{output}: {count} plugins of {len(found.distributions)} distributions")
+    return 0
 
 
 def _registry(engine: EngineFlags) -> Any:

@@ -10,7 +10,9 @@ from typing import Any
 from jackfield.cli.app import COMMANDS_WITH_ENGINE, build_app
 from jackfield.cli.flags import flag_names
 from jackfield.cli.models import render_models
+from jackfield.cli.reference_tables import render_metrics, render_plugins
 from jackfield.config.reference import render_reference as render_config
+from jackfield.testing.capabilities import render_capabilities
 
 
 def commands() -> dict[str, Any]:
@@ -20,11 +22,14 @@ def commands() -> dict[str, Any]:
         bench_serve,
         chat,
         config_show,
+        doctor,
         explain,
         generate,
         models,
+        new_plugin,
         plugins,
         pull,
+        quantize,
         run_batch,
         save_state,
         serve,
@@ -42,10 +47,14 @@ def commands() -> dict[str, Any]:
         "run-batch": run_batch.run_batch,
         "pull": pull.pull,
         "save-sharded-state": save_state.save_sharded_state,
+        "quantize": quantize.quantize,
         "explain": explain.explain,
         "plugins": plugins.list_plugins,
         "plugins check": plugins.check,
+        "plugins lock": plugins.lock,
         "models": models.list_models,
+        "new-plugin": new_plugin.new_plugin,
+        "doctor": doctor.doctor,
         "config show": config_show.show_config,
         "tune moe": tune.moe,
         "version": version.version,
@@ -84,10 +93,15 @@ def _lines() -> Iterator[str]:
 
 
 def write_references(folder: Path) -> None:
-    """Write ``config.md`` and ``cli.md`` into ``folder``, and ``models.md`` beside it."""
+    """Write all generated pages into ``folder``, and ``models.md`` and ``plugins/capabilities.md`` beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.md").write_text(render_config(), encoding="utf-8")
     (folder / "cli.md").write_text(render_reference(), encoding="utf-8")
+    (folder / "plugins.md").write_text(render_plugins(), encoding="utf-8")
+    (folder / "metrics.md").write_text(render_metrics(), encoding="utf-8")
+    plugins = folder.parent / "plugins"
+    plugins.mkdir(exist_ok=True)
+    (plugins / "capabilities.md").write_text(render_capabilities(), encoding="utf-8")
     (folder.parent / "models.md").write_text(render_models(), encoding="utf-8")
 
 

@@ -56,7 +56,8 @@ def _asked(resolution: Any) -> Any:
     from jackfield.oracle.pipeline import experts_asked
 
     method, facts = resolution.quantization, resolution.facts
-    layout = method.experts_layout(method.parse(facts.quantization_config))
+    spec = method.configure(method.parse(facts.quantization_config), resolution.quantization_settings)
+    layout = method.experts_layout(spec)
     config = resolution.config
     dtype = str(config.model.dtype)
     return experts_asked(config, resolution.architecture, resolution.model_config, resolution.device, dtype, layout)

@@ -64,8 +64,9 @@ def _inert(config: EngineConfig) -> Iterator[Problem]:
         yield _problem(config, "cache.kv_events", message, "leave cache.enable_prefix_caching on")
     if config.speculative.method is not None:
         return
-    for field in ("speculative.num_speculative_tokens", "speculative.model"):
-        if config.get(field) is not None:
+    for name, info in type(config.speculative).model_fields.items():
+        field = f"speculative.{name}"
+        if config.get(field) != info.default:
             yield _problem(
                 config, field, f"{field} does nothing without a method", "set speculative.method to a drafter"
             )

@@ -24,5 +24,9 @@ class PluginSettings(Section):
     """For a name that two distributions claim: ``FAMILY.NAME`` to the distribution that shall own it."""
     strict: bool = False
     """Fail at startup when any plugin that is not disabled fails to load."""
+    lock: str | None = None
+    """A file that `jackfield plugins lock` wrote. Startup fails when installed plugins differ from it in version or
+    content.
+    """
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings of plugins, by ``NAME`` or ``FAMILY.NAME``; the schema is each plugin's own."""

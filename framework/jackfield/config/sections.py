@@ -52,6 +52,9 @@ class ModelSection(Section):
     task: Literal["auto", "generate", "pool"] = "auto"
     """What the model is used for: text (`generate`), or embeddings and scores (`pool`); `auto` is what it is made for.
     """
+    batch_invariant: bool = False
+    """Numbers of a request do not depend on what else is computed, to the last bit: only plugins that promise it are
+    used, and they take the same order of sums for few rows and for many, which is slower."""
     download_dir: str | None = None
     """Folder of the model cache."""
     allow_unused_config_keys: tuple[str, ...] = ()
@@ -117,6 +120,17 @@ class SpeculativeSection(Section):
     """Drafts in a step."""
     model: str | None = None
     """The draft checkpoint, for drafters that need one."""
+    adaptive: bool = True
+    """Give each sequence as many drafts as make steps more productive, by measured times and acceptance; else always
+    `num_speculative_tokens`. Requests with a seed of their own always get that many from drafters that draw."""
+    disable_by_batch_size: Positive | None = None
+    """Draft nothing in steps of more sequences than this."""
+    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
+    """How a draft model's drafts are chosen for requests that sample: drawn by the request's own parameters, which more
+    often agrees with the target, or the most likely one (`greedy`): then a seed gives the tokens that it gives without
+    drafts."""
+    rejection_sample_method: Literal["standard", "block"] = "standard"
+    """How drawn drafts are verified: one by one (`standard`), or as a block, which keeps more of them."""
 
 
 class SamplingSection(Section):

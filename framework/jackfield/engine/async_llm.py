@@ -184,6 +184,12 @@ class AsyncLLM:
         return 0 if pooler is None else pooler.labels
 
     @property
+    def late_interaction(self) -> bool:
+        """Whether texts are compared token by token."""
+        pooler = self._inputs.limits.pooler
+        return pooler is not None and pooler.late_interaction
+
+    @property
     def token_types(self) -> int:
         """How many types of tokens the model tells apart; 0 or 1: none."""
         return self._inputs.limits.token_types

@@ -13,7 +13,7 @@ from jackfield.executor.base import Pending
 from jackfield.interfaces import Settings
 from jackfield.kv_cache import CachePlan, KVCacheManager, split_layers
 from jackfield.layers.composite import Composite
-from jackfield.oracle.resolution import AttentionDecision, Resolution
+from jackfield.oracle.resolution import AttentionDecision, DraftModelDecision, Resolution
 from jackfield.protocol import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
 from jackfield.scheduler import Scheduler, SchedulerLimits
 from jackfield.worker import WorkerSpec
@@ -49,6 +49,11 @@ class EngineCore:
             long_prefill_threshold=config.scheduler.long_prefill_token_threshold,
             chunked_prefill=config.scheduler.enable_chunked_prefill,
             num_drafts=drafts,
+            adaptive_drafts=config.speculative.adaptive,
+            drafts_drawn=bool(resolution.drafter and resolution.drafter.drafter.draws)
+            and config.speculative.draft_sample_method == "probabilistic",
+            lookahead=drafts if resolution.drafter and resolution.drafter.model else 0,
+            largest_draft_batch=config.speculative.disable_by_batch_size,
         )
         cache = KVCacheManager(
             self.plan.groups,
@@ -134,7 +139,7 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
     """Return what workers need of a resolution."""
     config = resolution.config
     drafter = resolution.drafter
-    return WorkerSpec(
+    spec = WorkerSpec(
         config=config,
         facts=resolution.facts,
         platform=resolution.platform,
@@ -164,6 +169,27 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         open_tensors=open_tensors,
         processors=tuple((p.processor, p.settings) for p in resolution.processors),
         pooler=resolution.pooler,
+        quantization_settings=resolution.quantization_settings,
+    )
+    return spec if drafter is None or drafter.model is None else replace(spec, draft=_draft_spec(spec, drafter.model))
+
+
+def _draft_spec(spec: WorkerSpec, model: DraftModelDecision) -> WorkerSpec:
+    """Return what a worker needs of a draft model, beside the target's."""
+    return replace(
+        spec,
+        facts=model.facts,
+        architecture=model.architecture,
+        model_config=model.model_config,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        plain=model.plain,
+        quantization_settings=model.quantization_settings,
+        experts=model.experts,
+        attention=tuple(_choice(decision) for decision in model.attention),
+        load_format="auto" if spec.load_format not in ("dummy",) else spec.load_format,
+        drafter=None,
+        vocabulary=model.vocabulary,
     )
 
 

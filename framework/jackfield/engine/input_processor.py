@@ -180,14 +180,9 @@ class InputProcessor:
                 value="generate",
                 remedy="start it with task 'pool'",
             )
-        if not params.makes_embeddings and not pooler.labels:
-            raise RequestError(
-                "the model has no labels to score",
-                field="pooling_params.task",
-                value=params.task,
-                remedy="use 'embed' or 'token_embed'",
-            )
-        width = self._limits.hidden_size
+        if not params.makes_embeddings:
+            _check_labels(params, pooler)
+        width = pooler.size or self._limits.hidden_size
         if params.dimensions is not None and params.dimensions > width:
             raise RequestError(
                 f"the model's embeddings have {width} dimensions",
@@ -407,3 +402,23 @@ def _too_long(size: str, limit: int) -> RequestError:
 def _fold(seed: int) -> int:
     """Return ``seed`` as a signed 64-bit number."""
     return (seed + 2**63) % 2**64 - 2**63
+
+
+def _check_labels(params: PoolingParams, pooler: PoolerConfig) -> None:
+    """Refuse labels that the model does not have."""
+    ids, known = params.returned_token_ids, pooler.labels or pooler.token_labels
+    if not pooler.labels and (ids is None or not known):
+        raise RequestError(
+            "the model has no labels to score",
+            field="pooling_params.task",
+            value=params.task,
+            remedy=f"use 'embed' or 'token_embed'{', or name tokens in returned_token_ids' if known else ''}",
+        )
+    wrong = [one for one in ids or () if one >= known]
+    if wrong:
+        raise RequestError(
+            f"the model has {known} {'labels' if pooler.labels else 'tokens'}",
+            field="pooling_params.returned_token_ids",
+            value=wrong,
+            remedy=f"use numbers below {known}",
+        )

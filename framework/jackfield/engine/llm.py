@@ -17,7 +17,7 @@ from jackfield.engine.input_processor import Prompt
 from jackfield.engine.news import News
 from jackfield.engine.output_processor import OutputProcessor
 from jackfield.engine.outputs import PoolingOutput, RequestOutput
-from jackfield.engine.pooling import cosine, pooling_output
+from jackfield.engine.pooling import pooling_output, similarity
 from jackfield.engine.progress import RequestBar
 from jackfield.engine.setup import Progress, check_room, prepare
 from jackfield.errors import RequestError
@@ -224,14 +224,19 @@ class LLM:
         return self.encode(prompts, PoolingParams(dimensions=dimensions, normalize=normalize), use_tqdm)
 
     def classify(
-        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool | Callable[..., Any] = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        returned_token_ids: list[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[PoolingOutput]:
-        """Return probabilities of labels for each prompt."""
-        return self.encode(prompts, PoolingParams(task="classify"), use_tqdm)
+        """Return probabilities of labels for each prompt, or of tokens that come next; see :class:`PoolingParams`."""
+        return self.encode(prompts, PoolingParams(task="classify", returned_token_ids=returned_token_ids), use_tqdm)
 
     def score(self, left: str | Sequence[str], right: str | Sequence[str]) -> list[float]:
         """Return how well texts fit together, pair by pair: the score that a model with one label gives both read
-        together, or else the cosine of their embeddings. One text on the left is compared with all on the right.
+        together, or else the cosine of their embeddings; the sum of each token's best match where texts are compared
+        token by token. One text on the left is compared with all on the right.
 
         Raises:
             RequestError: the numbers of texts do not fit, or a text is wrong.
@@ -249,10 +254,11 @@ class LLM:
             lefts = lefts * len(rights) if len(lefts) == 1 else lefts
             pairs = [{"prompt": one, "text_pair": other} for one, other in zip(lefts, rights, strict=True)]
             return [float(output.data[0]) for output in self.classify(pairs)]
-        outputs = self.embed([*lefts, *rights])
+        by_token = pooler is not None and pooler.late_interaction
+        outputs = self.encode([*lefts, *rights], PoolingParams(task="token_embed" if by_token else "embed"))
         first, second = outputs[: len(lefts)], outputs[len(lefts) :]
         first = first * len(second) if len(first) == 1 else first
-        return [cosine(one.data, other.data) for one, other in zip(first, second, strict=True)]
+        return [similarity(one.data, other.data) for one, other in zip(first, second, strict=True)]
 
     def enqueue(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0) -> str:
         """Queue one request and return its id; :meth:`wait_for_completion` runs and returns what was queued.

@@ -136,6 +136,10 @@ class OutputProcessor:
             state.pooled = np.frombuffer(event.pooled.data, dtype="<f4").reshape(event.pooled.shape)
         if event.scheduled is not None:
             state.metrics.scheduled = min(event.scheduled, state.metrics.scheduled or event.scheduled)
+        rounds, proposed, accepted = event.drafts
+        state.metrics.draft_rounds += rounds
+        state.metrics.drafts_proposed += proposed
+        state.metrics.drafts_accepted += accepted
         state.cached_tokens = max(state.cached_tokens, event.cached_tokens)
         for place, token in enumerate(event.token_ids):
             completion.token_ids.append(token)

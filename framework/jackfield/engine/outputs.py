@@ -46,13 +46,17 @@ class CompletionOutput:
 @dataclass(slots=True)
 class RequestMetrics:
     """Times of a request, in seconds of the system's monotonic clock: arrival, first scheduled (known when the request
-    has ended), first token, last token.
+    has ended), first token, last token. And, known when it has ended, over all completions: how often drafts were
+    verified, how many drafts those were, and how many of them were kept.
     """
 
     arrival: float
     first_token: float | None = None
     last_token: float | None = None
     scheduled: float | None = None
+    draft_rounds: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
 
 
 @dataclass(slots=True)

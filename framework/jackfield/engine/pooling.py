@@ -38,3 +38,8 @@ def max_similarity(query_AE: Floats, document_BE: Floats) -> float:
     document (ColBERT, arXiv:2004.12832, equation 3).
     """
     return float((query_AE @ document_BE.T).max(axis=1).sum())
+
+
+def similarity(one: Floats, other: Floats) -> float:
+    """Return the score of two texts: of one vector each, or of one for each of their tokens."""
+    return cosine(one, other) if one.ndim == 1 else max_similarity(one, other)

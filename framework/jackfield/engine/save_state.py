@@ -41,25 +41,30 @@ def save_sharded_state(
     """
     prepared = prepare(model, config, settings, skip_tokenizer_init=True, progress=progress)
     folder = Path(output)
-    _check(prepared, folder)
+    check_output(prepared, folder)
     spec = worker_spec(prepared.resolution)
     device = spec.platform.bind(0, spec.config).device
     built = make_model(spec, device, SingleCommunicator())
     name = Path(spec.facts.path).name
     fill_model(spec, built, device, None if progress is None else lambda done, total: progress(name, done, total))
     folder.mkdir(parents=True, exist_ok=True)
-    _copy_files(spec.facts, folder)
+    copy_files(spec.facts, folder)
     save_rank(built, folder)
     # Last, so that a folder that was not finished is none that can be read.
     _write(folder / MANIFEST, manifest_of(spec.facts, state_layout(spec)))
     return folder
 
 
-def _check(prepared: Prepared, folder: Path) -> None:
+def check_output(prepared: Prepared, folder: Path) -> None:
+    """Refuse models that are no checkpoints, and folders that hold something.
+
+    Raises:
+        ConfigError: that is so.
+    """
     settings, path = prepared.resolution.config.model, Path(prepared.resolution.facts.path)
     if settings.load_format == "dummy" or is_sharded_state(path):
         raise ConfigError(
-            "a sharded state is made from a checkpoint",
+            "weights are written from a checkpoint",
             field="model.model",
             value=str(path),
             remedy="name the model itself, and leave load_format out",
@@ -70,7 +75,8 @@ def _check(prepared: Prepared, folder: Path) -> None:
         )
 
 
-def _copy_files(facts: ModelFacts, folder: Path) -> None:
+def copy_files(facts: ModelFacts, folder: Path) -> None:
+    """Copy what a model folder has besides weights."""
     source = Path(facts.path)
     if facts.container == "gguf":
         load_tokenizer(source, facts).save(folder)

@@ -11,7 +11,7 @@ from typing import Any
 from jackfield.checkpoint import GenerationDefaults, generation_defaults, overridden, read_facts
 from jackfield.config import EngineConfig, load_config, require_model
 from jackfield.engine.input_processor import InputProcessor, ProcessorLimits
-from jackfield.errors import CheckpointError, RequestError
+from jackfield.errors import CheckpointError, ConfigError, RequestError
 from jackfield.interfaces import ModelFacts, Plugin
 from jackfield.oracle import log_decisions
 from jackfield.oracle.pipeline import resolve
@@ -19,8 +19,9 @@ from jackfield.oracle.resolution import Resolution
 from jackfield.protocol import SamplingParams
 from jackfield.registry import HookBus, Manifest, Registry
 from jackfield.sources import resolve_model
-from jackfield.tokenizer import Tokenizer, load_tokenizer
+from jackfield.tokenizer import Tokenizer, ids_in, load_tokenizer
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all)."""
 
@@ -108,11 +109,25 @@ def prepare(
         registry.register(plugin)
     hooks = HookBus()
     hooks.load(registry.refs("hooks"))
-    resolution = resolve(config, facts, registry)
+    resolution = resolve(config, facts, registry, draft_facts(config, progress))
     registry.freeze()
     _announce(resolution, hooks)
     tokenizer = None if skip_tokenizer_init else _tokenizer(resolution.config, facts)
+    if tokenizer is not None:
+        resolution = _with_vocabulary(resolution, tokenizer)
     return Prepared(resolution, registry, hooks, tokenizer, _generation(config, facts))
+
+
+def draft_facts(config: EngineConfig, progress: Progress | None = None) -> ModelFacts | None:
+    """Return facts of the draft checkpoint that the configuration names, or None.
+
+    Raises:
+        JackfieldError: it is not there, or no checkpoint.
+    """
+    if config.speculative.model is None:
+        return None
+    folder = Path(config.model.download_dir) if config.model.download_dir else None
+    return read_facts(resolve_model(config.speculative.model, folder, progress))
 
 
 def prepare_again(resolution: Resolution, *, tokenizes: bool = True) -> Prepared:
@@ -132,6 +147,32 @@ def prepare_again(resolution: Resolution, *, tokenizes: bool = True) -> Prepared
     hooks.load(registry.refs("hooks"))
     tokenizer = _tokenizer(config, facts) if tokenizes else None
     return Prepared(resolution, registry, hooks, tokenizer, _generation(config, facts))
+
+
+def _with_vocabulary(resolution: Resolution, tokenizer: Tokenizer) -> Resolution:
+    """Return the resolution with the draft model's tokens mapped to the target's, where they have tokenizers of their
+    own. A draft checkpoint without a tokenizer has the target's.
+    """
+    drafter = resolution.drafter
+    if drafter is None or drafter.model is None or not _has_tokenizer(drafter.model.facts):
+        return resolution
+    facts, size = drafter.model.facts, drafter.model.model_config.vocab_size
+    found = ids_in(tokenizer, load_tokenizer(facts.path, facts), size)
+    if found is None:
+        return resolution
+    if not (found >= 0).any():
+        raise ConfigError(
+            "target and draft model have no tokens in common",
+            field="speculative.model",
+            value=facts.path,
+            remedy="name a draft model of the target's family",
+        )
+    return replace(resolution, drafter=replace(drafter, model=replace(drafter.model, vocabulary=found)))
+
+
+def _has_tokenizer(facts: ModelFacts) -> bool:
+    path = Path(facts.path)
+    return path.is_file() or any((path / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_room(config: EngineConfig, requests: int) -> None:

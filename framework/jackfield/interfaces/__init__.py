@@ -19,7 +19,18 @@ from jackfield.interfaces.attention import (
 )
 from jackfield.interfaces.cache import BLOCK, BlockSizes, CacheSpec, Plane, intersect
 from jackfield.interfaces.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
-from jackfield.interfaces.drafters import DraftBatch, Drafter, DrafterEnv, DrafterRequest, DraftOutcome, Drafts
+from jackfield.interfaces.drafters import (
+    DraftBatch,
+    DraftDraw,
+    Drafter,
+    DrafterEnv,
+    DrafterRequest,
+    DraftModel,
+    DraftOutcome,
+    DraftPass,
+    Drafts,
+    TargetStep,
+)
 from jackfield.interfaces.facts import DeviceFacts, ModelFacts, TensorFacts
 from jackfield.interfaces.families import FAMILIES, HOOK_GROUP, Family
 from jackfield.interfaces.hooks import hookimpl
@@ -32,9 +43,9 @@ from jackfield.interfaces.models import (
     LabelModel,
     ModelArchitecture,
     ModelRequest,
-    PoolerConfig,
     TextConfig,
     TextModel,
+    TokenVectorModel,
 )
 from jackfield.interfaces.moe import ExpertsBackend, ExpertsRequest, MoEConfig
 from jackfield.interfaces.ops import OPS, QUANTIZING_OPS, SAMPLING_OPS, DrawBatch, OpRequest, OpsProvider
@@ -48,9 +59,11 @@ from jackfield.interfaces.platform import (
     StreamApi,
 )
 from jackfield.interfaces.plugin import ANY, Band, Option, Plugin, Preference, Proposal, Reason, Request, Settings
+from jackfield.interfaces.pooling import PoolerConfig, Projection
 from jackfield.interfaces.quantization import (
     ActivationSpec,
     CacheScheme,
+    Exporter,
     LayerInfo,
     LinearScheme,
     ParameterHolder,
@@ -94,7 +107,10 @@ __all__ = [
     "DeviceFacts",
     "DeviceMemory",
     "DraftBatch",
+    "DraftDraw",
+    "DraftModel",
     "DraftOutcome",
+    "DraftPass",
     "Drafter",
     "DrafterEnv",
     "DrafterRequest",
@@ -103,6 +119,7 @@ __all__ = [
     "EncoderLayer",
     "ExpertsBackend",
     "ExpertsRequest",
+    "Exporter",
     "Family",
     "ForwardContext",
     "GraphApi",
@@ -137,6 +154,7 @@ __all__ = [
     "Preference",
     "PreparingLayer",
     "Probe",
+    "Projection",
     "Proposal",
     "QuantizationMethod",
     "QuantizationRequest",
@@ -153,9 +171,11 @@ __all__ = [
     "Settings",
     "StepLimits",
     "StreamApi",
+    "TargetStep",
     "TensorFacts",
     "TextConfig",
     "TextModel",
+    "TokenVectorModel",
     "WeightMap",
     "WeightRule",
     "even_slice",

@@ -8,12 +8,12 @@ slower.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.attention import GraphSupport
-from jackfield.interfaces.cache import CacheSpec
+from jackfield.interfaces.models import ForwardContext
 from jackfield.interfaces.plugin import Plugin, Request, Settings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class DrafterRequest(Request):
 
     Args:
         num_tokens: drafts per step that the user asked for.
-        target_architecture: of the model that verifies. vocab_size: of the target.
+        target_architecture: of the model that verifies. vocab_size, target_layers, hidden_size: of the target.
         offers: which of :data:`NEEDS` this engine and target can supply.
         model: the draft checkpoint, or ``""``.
     """
@@ -38,8 +38,104 @@ class DrafterRequest(Request):
     num_tokens: int = 0
     target_architecture: str = ""
     vocab_size: int = 0
+    target_layers: int = 0
+    hidden_size: int = 0
     offers: frozenset[str] = frozenset()
     model: str = ""
+
+
+class DraftDraw(Protocol):
+    """Draws drafts by the sampling parameters of their requests."""
+
+    def __call__(self, logits_BV: torch.Tensor, place: int) -> torch.Tensor:
+        """Return [B] draft ids (int64) for one place of every sequence of the batch.
+
+        Greedy requests get the largest logit. For others the request's temperature, min_p, top_k and top_p are applied
+        and a token is drawn; the core remembers the distribution and verifies the draft by it, as long as the drafter
+        returns the id unchanged.
+
+        Args:
+            logits_BV: over the target's vocabulary; minus infinity where the draft model has no such token. place: of
+                the drafts, from 0; each place is drawn once, in order.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class TargetStep:
+    """What the target computed in a step. B sequences, T tokens.
+
+    Args:
+        slots: [B]. starts: [B] position of each sequence's first token of the step. counts: [B] its tokens that count:
+            refused drafts are left out. samples: [B] whether the step sampled for it; others are in the middle of
+            their prompt.
+        first: [B] index of each sequence's first token among all of the step.
+        hidden: [T, E] final hidden states of all tokens, or None where the step was recorded.
+        taps: [T, E] residual streams behind the layers that the drafter's ``taps`` name, in their order.
+    """
+
+    slots: np.ndarray[Any, Any]
+    starts: np.ndarray[Any, Any]
+    counts: np.ndarray[Any, Any]
+    samples: np.ndarray[Any, Any]
+    first: np.ndarray[Any, Any]
+    hidden: torch.Tensor | None = None
+    taps: Sequence[torch.Tensor] = ()
+
+
+@dataclass(slots=True)
+class DraftPass:
+    """What one forward pass of a draft model needs. B sequences, T tokens.
+
+    Args:
+        order: [B] the sequences in the order of the pass. positions, ids, next_ids: [T] int64: positions of the tokens,
+            what stands there in the sequences, and what stands behind each. ends: [B] index after each one's last
+            token. context: for the model's layers.
+    """
+
+    order: np.ndarray[Any, Any]
+    positions: torch.Tensor
+    ids: torch.Tensor
+    next_ids: torch.Tensor
+    ends: np.ndarray[Any, Any]
+    context: ForwardContext
+
+
+class DraftModel(Protocol):
+    """A draft checkpoint's model, with weights and a cache of its own over the blocks of the target's sequences: there
+    is room for the tokens that a step samples and for all drafts behind them.
+    """
+
+    max_length: int
+    """Longest sequence that the model was made for."""
+    module: Any
+    """The model as its architecture built it, for drafters that bring the architecture."""
+
+    def run(
+        self,
+        slots: np.ndarray[Any, Any],
+        starts: np.ndarray[Any, Any],
+        counts: np.ndarray[Any, Any],
+        ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute tokens and return [B, E] the hidden state of each sequence's last one. In as many passes as a step's
+        token budget asks for.
+
+        Args:
+            slots: [B]. starts: [B] positions of the first tokens. counts: [B] at least 1. ids: [B] tokens on the
+                device, where ``counts`` are 1; None: those of the sequences.
+        """
+        ...
+
+    def begin(
+        self, slots: np.ndarray[Any, Any], starts: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]
+    ) -> DraftPass:
+        """Return what a pass over such tokens needs, for drafters that call ``module`` by themselves."""
+        ...
+
+    def logits(self, hidden_BE: torch.Tensor) -> torch.Tensor:
+        """Return [B, V] logits over the target's vocabulary; minus infinity for tokens that the draft model lacks."""
+        ...
 
 
 @dataclass(slots=True)
@@ -48,12 +144,13 @@ class DraftBatch:
 
     Args:
         slots: request slots, stable while a request lives.
-        token_ids: host view [slots, max_length] int32 of prompt and output tokens (None for device drafters).
+        token_ids: host view [slots, max_length] int32 of prompt and output tokens, read-only (None for device
+            drafters).
         lengths: [B] tokens of each sequence so far.
-        limits: [B] most drafts that are useful for each sequence (its remaining length).
-        hidden: [B, E] last hidden states, for drafters that need them.
-        taps: residual streams at the layers that the drafter asked for.
-        last_tokens: [B] last sampled token on the device, or None.
+        limits: [B] most drafts that are useful for each sequence (its remaining length, and what pays by measurement).
+        draw: for drafters that have logits.
+        hidden: [B, E] the final hidden states that the last tokens were sampled from.
+        last_tokens: [B] int64, the last sampled tokens on the device.
     """
 
     slots: np.ndarray[Any, Any]
@@ -61,8 +158,8 @@ class DraftBatch:
     lengths: np.ndarray[Any, Any]
     limits: np.ndarray[Any, Any]
     hidden: torch.Tensor | None = None
-    taps: Sequence[torch.Tensor] = ()
     last_tokens: torch.Tensor | None = None
+    draw: DraftDraw | None = None
 
 
 @dataclass(slots=True)
@@ -72,8 +169,8 @@ class Drafts:
     Args:
         ids: [B, K] token ids; rows are padded with -1 behind their last draft.
         parents: [B, K] index of each draft's parent in its row (-1: the last token), for trees; None for a chain.
-        probabilities: [B, K, V] the distribution each draft was drawn from; None when drafts are certain (point
-            masses).
+        probabilities: [B, K, V] the distribution each draft was drawn from, for drafters that draw by themselves; None
+            when drafts are certain (point masses) or came from ``DraftBatch.draw``.
     """
 
     ids: Any
@@ -96,7 +193,8 @@ class DrafterEnv:
     Args:
         request: the request that was decided. max_sequences, max_length: sizes. settings: the plugin's options.
             device: the worker's device.
-        target: the target model, for sharing embedding and head. build: makes models and layers for a draft checkpoint.
+        target: the target model, for sharing embedding and head. build: returns the draft checkpoint's model, for
+            drafters that need ``draft_checkpoint``.
     """
 
     request: DrafterRequest
@@ -105,7 +203,7 @@ class DrafterEnv:
     device: Any = None
     settings: Settings = field(default_factory=Settings)
     target: Any = None
-    build: Any = None
+    build: Callable[[], DraftModel] | None = None
 
 
 class Drafter(Plugin):
@@ -120,11 +218,19 @@ class Drafter(Plugin):
     """
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
     trees: ClassVar[bool] = False
+    taps: Sequence[int] = ()
+    """Layers of the target whose residual streams :meth:`follow` is given (``needs`` has ``taps``); set when built."""
+    draws: ClassVar[bool] = False
+    """Whether drafts are drawn from distributions (``DraftBatch.draw`` or ``Drafts.probabilities``). Which tokens a
+    seed gives then depends on the number of drafts, which for requests with seeds is kept steady.
+    """
 
     @classmethod
-    def cache_specs(cls, request: DrafterRequest) -> Sequence[CacheSpec]:
-        """Return caches of the drafter's own layers, which join the one memory plan."""
-        return ()
+    def architecture(cls, name: str) -> str:
+        """Return which architecture builds a draft checkpoint whose config.json names ``name``: drafters that bring
+        modules of their own are often saved under the name of their target's.
+        """
+        return name
 
     @classmethod
     @abstractmethod
@@ -133,7 +239,13 @@ class Drafter(Plugin):
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Drafts:
-        """Return drafts for every sequence of the batch. Ids outside the vocabulary are dropped by the core."""
+        """Return drafts for every sequence of the batch. Ids outside the vocabulary are dropped by the core, with all
+        behind them. A drafter that raises, or returns what is no draft at all, is switched off and named in the log;
+        requests go on without drafts.
+        """
+
+    def follow(self, step: TargetStep) -> None:
+        """See what the target computed: called after every step, before drafts for its sequences are asked for."""
 
     def observe(self, outcome: DraftOutcome) -> None:
         """Learn how many drafts were kept."""

@@ -4,7 +4,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 
@@ -50,6 +50,24 @@ class TensorFacts:
     file: str = ""
     offset: int = 0
     nbytes: int = 0
+
+
+def split_name(name: str, names: Container[str]) -> tuple[str, str]:
+    """Return a tensor's module and what follows it. What belongs to another tensor belongs to that one's module.
+
+    Args:
+        name: of the tensor. names: of all tensors.
+
+    >>> split_name("up.weight.absmax", {"up.weight", "up.weight.absmax"})
+    ('up', 'weight.absmax')
+    """
+    owner = name
+    for at, letter in enumerate(name):
+        if letter == "." and name[:at] in names:
+            owner = name[:at]
+            break
+    module, _, _ = owner.rpartition(".")
+    return module, name[len(module) + 1 :] if module else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,11 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("platforms", Platform),
         Family("models", ModelArchitecture, (1, 4)),
-        Family("quantization_methods", QuantizationMethod, (1, 2)),
+        Family("quantization_methods", QuantizationMethod, (1, 3)),
         Family("moe_experts", ExpertsBackend, (1, 1)),
         Family("attention_backends", AttentionBackend, (1, 1)),
         Family("ops", OpsProvider, (1, 1)),
-        Family("drafters", Drafter),
+        Family("drafters", Drafter, (1, 1)),
         Family("scheduling_policies", SchedulingPolicy),
         Family("logits_processors", LogitsProcessor),
     )

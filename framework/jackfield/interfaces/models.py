@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.moe import MoEConfig
 from jackfield.interfaces.plugin import Plugin, Request
+from jackfield.interfaces.pooling import PoolerConfig
 from jackfield.interfaces.sharding import OutputShard, Parallel
 from jackfield.interfaces.weights import WeightMap
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-TASKS = frozenset({"generate", "pool", "encode"})
+TASKS = frozenset({"generate", "pool", "encode", "draft"})
 
 INERT_KEYS = frozenset(
     {
@@ -392,22 +393,6 @@ class BuildContext(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolerConfig:
-    """How a model that makes vectors was trained.
-
-    Args:
-        method: which hidden state stands for a prompt: of its first token (``cls``), of its last one (``last``), or
-            their ``mean``. normalize: embeddings have length 1. labels: scores that ``classify`` gives, 0 where there
-            is no such head. activation: from scores to probabilities: ``softmax``, ``sigmoid``, or "".
-    """
-
-    method: str = "last"
-    normalize: bool = True
-    labels: int = 0
-    activation: str = ""
-
-
 class ModelArchitecture(Plugin):
     """One architecture. What a model does not have is a feature that it does not declare.
 
@@ -483,4 +468,12 @@ class LabelModel(TextModel, Protocol):
 
     def classify(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return scores [R, L] of pooled hidden states."""
+        ...
+
+
+class TokenVectorModel(TextModel, Protocol):
+    """A model whose embeddings are not its hidden states."""
+
+    def project(self, hidden_TE: torch.Tensor) -> torch.Tensor:
+        """Return the vectors [T, D] of tokens."""
         ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.facts import TensorFacts
-from jackfield.interfaces.plugin import Plugin, Request
+from jackfield.interfaces.plugin import Plugin, Request, Settings
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo
 
 if TYPE_CHECKING:
@@ -56,9 +56,12 @@ class LayerInfo:
         dtype: computation type, in torch's words.
         role: ``linear``, ``embedding`` (rows are looked up), ``head`` (output projection) or ``experts``.
         sources: checkpoint module of each shard (``model.layers.3.self_attn.q_proj``), for not-to-convert lists.
-        tensors: facts of the checkpoint tensors of each shard, by shard name and then by suffix (``weight``).
+        tensors: facts of the checkpoint tensors of each shard, by shard name and then by suffix (``weight``,
+            ``weight.absmax``).
         rank: this rank.
         num_experts: for ``experts``: matrices stacked in front, else 0.
+        batch_invariant: a row's result must not depend on how many rows there are; asked only of methods that declare
+            the feature of this name.
     """
 
     name: str
@@ -73,6 +76,7 @@ class LayerInfo:
     tensors: Mapping[str, Mapping[str, TensorFacts]] = field(default_factory=dict)
     rank: RankInfo = RankInfo()
     num_experts: int = 0
+    batch_invariant: bool = False
 
     @property
     def local_input_size(self) -> int:
@@ -93,12 +97,14 @@ class ParameterSpec:
 
     Args:
         name: attribute on the layer; unique in it, and without dots.
-        suffix: last part of the checkpoint tensor's name (``weight``, ``qweight``, ``scales``).
+        suffix: what follows the module in the checkpoint tensor's name (``weight``, ``scales``, ``weight.absmax``).
         shape: shape on this rank.
         dtype: storage type, in torch's words.
         output_dim: dimension that runs along O, or ``None`` (a scale for the whole matrix).
         input_dim: dimension that runs along I, or ``None``.
         output_pack: logical output rows per stored element along ``output_dim``.
+        output_repeat: outputs that one element of the checkpoint's tensor stands for (scales of blocks); it is repeated
+            when it is loaded, so that cuts may go through blocks. ``shape`` is that after repeating.
         input_pack: logical input columns per stored element along ``input_dim`` (8 for int4 in int32; 32/18
             bytes-per-block formats use ``input_block``).
         input_block: (logical columns, stored elements) of one indivisible block along ``input_dim``; overrides
@@ -106,6 +112,8 @@ class ParameterSpec:
         shard: name of the one shard it belongs to (``""`` is the name of a single shard), or ``None`` when all shards
             are stacked in it along ``output_dim``.
         optional: the checkpoint may lack it.
+        opaque: outputs cannot be told apart in it, although it speaks of single ones: rules that cut or reorder them
+            are errors.
     """
 
     name: str
@@ -115,10 +123,12 @@ class ParameterSpec:
     output_dim: int | None = 0
     input_dim: int | None = 1
     output_pack: int = 1
+    output_repeat: int = 1
     input_pack: int = 1
     input_block: tuple[int, int] | None = None
     shard: str | None = None
     optional: bool = False
+    opaque: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,10 @@ class LinearScheme:
 
     layout: ClassVar[str] = "dense"
     """For experts: which of :data:`jackfield.interfaces.moe.LAYOUTS` the parameters are in once they are final."""
+    becomes_dense: ClassVar[bool] = False
+    """Whether all that is left once the parameters are final is one ``weight`` in the computation type: the layer is
+    then run by the method that was chosen for plain layers.
+    """
 
     def parameters(self, info: LayerInfo) -> Sequence[ParameterSpec]:
         """Return the parameters to allocate and load for the layer, bias excluded."""
@@ -209,6 +223,22 @@ class CacheScheme:
     dtype: str
     scale_suffixes: Mapping[str, str] = field(default_factory=dict)
 
+    def is_scale(self, name: str) -> bool:
+        """Return whether a checkpoint tensor is one of the scales."""
+        return name.endswith(tuple(f".{suffix}" for suffix in self.scale_suffixes.values()))
+
+
+class Exporter:
+    """Writes dense matrices as a checkpoint has them that is quantized."""
+
+    def config(self, plain: Sequence[str]) -> Mapping[str, object]:
+        """Return the ``quantization_config`` of the checkpoint; the modules ``plain`` were left as they are."""
+        raise NotImplementedError
+
+    def tensors(self, weight_OI: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of one module, by suffix."""
+        raise NotImplementedError
+
 
 class QuantizationMethod(Plugin):
     """One checkpoint format run by one kernel family."""
@@ -225,6 +255,15 @@ class QuantizationMethod(Plugin):
         return None
 
     @classmethod
+    def configure(cls, spec: Any, settings: Settings) -> Any:
+        """Return the spec with the user's options of this plugin in it.
+
+        Raises:
+            ConfigError: an option has a value that the method does not know.
+        """
+        return spec
+
+    @classmethod
     @abstractmethod
     def scheme(cls, info: LayerInfo, spec: Any) -> LinearScheme | None:
         """Return the scheme for one layer, or None to leave this layer unquantized."""
@@ -235,6 +274,11 @@ class QuantizationMethod(Plugin):
         :data:`jackfield.interfaces.moe.LAYOUTS`.
         """
         return "dense"
+
+    @classmethod
+    def exporter(cls, spec: Any) -> Exporter | None:
+        """Return what writes checkpoints with the numbers that this method makes of dense weights, or None."""
+        return None
 
     @classmethod
     def cache_scheme(cls, spec: Any) -> CacheScheme | None:

@@ -51,6 +51,7 @@ class WeightRule:
         cut: which rows of the source are meant, or None for all of them.
         transposed: the checkpoint has its matrix as [inputs, outputs].
         suffix: which parameter it is, where ``source`` is a full tensor name.
+        unit_rows: each row is scaled to length 1.
     """
 
     source: str
@@ -62,6 +63,7 @@ class WeightRule:
     cut: RowSlice | None = None
     transposed: bool = False
     suffix: str = "weight"
+    unit_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,11 @@ class KVCacheManager:
         self._published[slot] = hit.tokens // self.block_size
         self.held[slot] = hit.tokens // self.block_size
 
+    def has_room(self, slot: int, num_tokens: int) -> bool:
+        """Return whether :meth:`grow` would find blocks."""
+        held, wanted = int(self.held[slot]), -(-num_tokens // self.block_size)
+        return sum(sum(group.new_blocks(held, wanted)) for group in self.groups) <= self.pool.num_free
+
     def grow(self, slot: int, num_tokens: int) -> list[list[int]] | None:
         """Extend a slot's tables to hold ``num_tokens`` tokens; returns the new entries per group, or None when there
         are too few blocks.

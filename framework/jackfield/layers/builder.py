@@ -23,12 +23,13 @@ from jackfield.interfaces import (
     TensorFacts,
     WeightMap,
 )
+from jackfield.interfaces.facts import split_name
 from jackfield.interfaces.moe import ExpertsBackend, experts_request
 from jackfield.layers.activation import GatedActivation, PlainActivation
 from jackfield.layers.attention import Attention, EncoderAttention
 from jackfield.layers.composite import Composite
 from jackfield.layers.latent import LatentAttention
-from jackfield.layers.linear import Embedding, Head, Linear
+from jackfield.layers.linear import Embedding, Head, Linear, ThenPlain
 from jackfield.layers.moe import Moe
 from jackfield.layers.norm import GatedNorm, HeadNorm, LayerNorm, RmsNorm
 from jackfield.layers.parameters import PlainWeight, ShardedWeight
@@ -59,7 +60,7 @@ class BuildPlan:
         attention: the backend of each layer.
         ops: chosen op implementations. experts: experts backend class, or None when the model has none.
         weights: where checkpoint tensors go. tensors: facts of the checkpoint's tensors. max_length: longest sequence
-            that will be run, or 0 for the longest that the model was made for.
+            that will be run, or 0 for the longest that the model was made for. batch_invariant: as in LayerInfo.
     """
 
     dtype: torch.dtype
@@ -73,6 +74,7 @@ class BuildPlan:
     weights: WeightMap = field(default_factory=lambda: WeightMap(()))
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     max_length: int = 0
+    batch_invariant: bool = False
 
 
 class LayerBuilder:
@@ -82,8 +84,7 @@ class LayerBuilder:
         self._plan = plan
         self.dtype, self.device = plan.dtype, plan.device
         self._rank = RankInfo(plan.communicator.rank, plan.communicator.size)
-        self._by_module = _tensors_by_module(plan.tensors)
-        self._sources = _sources_by_target(plan.weights, self._by_module)
+        self._sources, self._facts = _known_of_targets(plan.weights, plan.tensors)
         self._rotaries: dict[str, Rotary] = {}
         self._side: SideStream | None = None
 
@@ -306,28 +307,53 @@ class LayerBuilder:
             role,
             rank=self._rank,
             num_experts=num_experts,
+            batch_invariant=self._plan.batch_invariant,
         )
-        sources = self._sources.get(name, {})
-        tensors = {shard: self._by_module.get(module, {}) for shard, module in sources.items()}
-        return replace(info, sources=sources, tensors=tensors)
+        return replace(info, sources=self._sources.get(name, {}), tensors=self._facts.get(name, {}))
 
     def _scheme(self, info: LayerInfo) -> LinearScheme:
-        return self._plan.scheme(info) or self._plan.plain(info)
+        found = self._plan.scheme(info)
+        if found is None:
+            return self._plan.plain(info)
+        return ThenPlain(found, self._plan.plain(info)) if found.becomes_dense else found
 
 
-def _sources_by_target(weights: WeightMap, modules: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+def _known_of_targets(
+    weights: WeightMap, tensors: Mapping[str, TensorFacts]
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, dict[str, TensorFacts]]]]:
+    """Return the source of each shard of each target, one that is there before others, and the facts of its tensors by
+    suffix.
+    """
+    modules = _tensors_by_module(tensors)
+    sources: dict[str, dict[str, str]] = {}
+    facts: dict[str, dict[str, dict[str, TensorFacts]]] = {}
     for rule in weights.rules:
-        source = rule.source
-        if source not in modules and source.startswith(weights.droppable):
-            source = source.removeprefix(weights.droppable)
-        found.setdefault(rule.target, {}).setdefault(rule.shard, source if source in modules else rule.source)
-    return found
+        source, found = rule.source, _facts_of(rule.source, rule.suffix, modules, tensors)
+        if not found and source.startswith(weights.droppable):
+            short = source.removeprefix(weights.droppable)
+            found = _facts_of(short, rule.suffix, modules, tensors)
+            source = short if found else source
+        known = facts.setdefault(rule.target, {}).setdefault(rule.shard, {})
+        named = sources.setdefault(rule.target, {})
+        if rule.shard not in named or (found and not known):
+            named[rule.shard] = source
+        for suffix, fact in found.items():
+            known.setdefault(suffix, fact)
+    return sources, facts
+
+
+def _facts_of(
+    source: str, suffix: str, modules: Mapping[str, Mapping[str, TensorFacts]], tensors: Mapping[str, TensorFacts]
+) -> Mapping[str, TensorFacts]:
+    """Return what a rule's source has: the tensors of a module, or one tensor."""
+    if source in modules:
+        return modules[source]
+    return {suffix: tensors[source]} if source in tensors else {}
 
 
 def _tensors_by_module(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, TensorFacts]]:
     found: dict[str, dict[str, TensorFacts]] = {}
     for name, facts in tensors.items():
-        module, _, suffix = name.rpartition(".")
+        module, suffix = split_name(name, tensors)
         found.setdefault(module, {})[suffix] = facts
     return found

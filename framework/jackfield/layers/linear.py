@@ -5,10 +5,21 @@ Legend: T tokens, I inputs, O outputs of this rank, V vocabulary, E width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from jackfield.interfaces import ActivationSpec, Communicator, LayerInfo, LinearScheme, Parallel, QuantizedActivation
+from jackfield.interfaces import (
+    ActivationSpec,
+    Communicator,
+    LayerInfo,
+    LinearScheme,
+    Parallel,
+    ParameterHolder,
+    ParameterSpec,
+    QuantizedActivation,
+)
 from jackfield.layers.parameters import SchemeWeight
 
 NARROW = ActivationSpec("float8_e4m3fn", "token")
@@ -102,6 +113,44 @@ class Head(Linear):
         else:
             local = self.scheme.apply(self, x_TI, self.bias)
         return self._communicator.all_gather(local, dim=-1) if self.info.parallel is Parallel.COLUMN else local
+
+
+class ThenPlain(LinearScheme):
+    """Loads as one scheme says, and is run by another one that takes dense weights."""
+
+    def __init__(self, stored: LinearScheme, plain: LinearScheme) -> None:
+        self._stored, self._plain = stored, plain
+
+    def parameters(self, info: LayerInfo) -> Sequence[ParameterSpec]:
+        """Return what is stored."""
+        return self._stored.parameters(info)
+
+    def finalize(self, layer: ParameterHolder) -> None:
+        """Make the weight dense, and let the other scheme prepare it."""
+        self._stored.finalize(layer)
+        self._plain.finalize(layer)
+
+    def activation_spec(self, info: LayerInfo, rows: int) -> ActivationSpec | None:
+        """See LinearScheme."""
+        return self._plain.activation_spec(info, rows)
+
+    def apply(
+        self,
+        layer: ParameterHolder,
+        x_TI: torch.Tensor | QuantizedActivation,
+        bias_O: torch.Tensor | None,
+        out_TO: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See LinearScheme."""
+        return self._plain.apply(layer, x_TI, bias_O, out_TO)
+
+    def lookup(self, layer: ParameterHolder, ids_T: torch.Tensor) -> torch.Tensor:
+        """See LinearScheme."""
+        return self._plain.lookup(layer, ids_T)
+
+    def dequantize(self, layer: ParameterHolder) -> torch.Tensor:
+        """See LinearScheme."""
+        return self._plain.dequantize(layer)
 
 
 class _Nothing(LinearScheme):

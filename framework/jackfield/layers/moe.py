@@ -128,14 +128,14 @@ class ExpertWeight(SchemeWeight):
         """
         if suffix == "bias" and self.bias is not None:
             return self._load_bias(self.bias, expert, shard, tensor)
-        wanted = [s for s in self._specs if s.suffix == suffix and s.shard in (None, shard)]
+        wanted = self._wanted(shard, suffix)
         place = expert if self._held is None else self._held.get(expert)
         if place is None:
             return bool(wanted)
         for spec in wanted:
             stacked = tensor.unsqueeze(0)
             self._copy(self._place(spec, shard)[place : place + 1], self._cut(spec, shard, stacked), spec.name)
-            self._count(spec.name, place, shard)
+            self._count(spec.name, place, shard, 1 if spec.shard is not None else len(self.info.shards))
         return bool(wanted)
 
     def matrices(self) -> ExpertMatrices:
@@ -161,14 +161,14 @@ class ExpertWeight(SchemeWeight):
                 self._copy(bias[place, start : start + size], tensor, "bias")
                 if info.parallel is Parallel.ROW and info.rank.rank:
                     bias[place].zero_()  # results are added over ranks: one of them adds the bias
-                self._count("bias", place, shard)
+                self._count("bias", place, shard, len(info.shards))
             start += size
         return True
 
-    def _count(self, name: str, place: int, shard: str) -> None:
+    def _count(self, name: str, place: int, shard: str, shards: int) -> None:
         loaded = self._loaded.setdefault(name, set())
         loaded.add((place, shard))
-        if len(loaded) == self.info.num_experts * len(self.info.shards):
+        if len(loaded) == self.info.num_experts * shards:
             for part in self.info.shards:
                 self._filled(name, part.name)
 

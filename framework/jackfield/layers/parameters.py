@@ -33,6 +33,14 @@ class LoadableModule(nn.Module):
         """
         return 0, 1
 
+    def row_repeat(self, shard: str, suffix: str) -> int:
+        """Return how many outputs one number of a checkpoint tensor stands for."""
+        return 1
+
+    def is_opaque(self, shard: str, suffix: str) -> bool:
+        """Return whether outputs cannot be told apart in a checkpoint tensor that speaks of single ones."""
+        return False
+
     def unfilled(self) -> list[str]:
         """Return parameters (with shards) that have not been loaded."""
         return [
@@ -154,7 +162,7 @@ class SchemeWeight(LoadableModule):
 
     def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
         """See the base class."""
-        wanted = [s for s in self._specs if s.suffix == suffix and s.shard in (None, shard)]
+        wanted = self._wanted(shard, suffix)
         for spec in wanted:
             piece = self._cut(spec, shard, tensor)
             self._copy(self._place(spec, shard), piece, spec.name)
@@ -163,12 +171,19 @@ class SchemeWeight(LoadableModule):
 
     def row_place(self, shard: str, suffix: str) -> tuple[int, int] | None:
         """See the base class."""
-        for spec in self._specs:
-            if spec.suffix == suffix and spec.shard in (None, shard):
-                # A checkpoint has experts one by one.
-                experts = 1 if self.info.num_experts else 0
-                return None if spec.output_dim is None else (spec.output_dim - experts, spec.output_pack)
+        for spec in self._wanted(shard, suffix):
+            # A checkpoint has experts one by one.
+            experts = 1 if self.info.num_experts else 0
+            return None if spec.output_dim is None else (spec.output_dim - experts, spec.output_pack)
         return super().row_place(shard, suffix)
+
+    def row_repeat(self, shard: str, suffix: str) -> int:
+        """See the base class."""
+        return max((spec.output_repeat for spec in self._wanted(shard, suffix)), default=1)
+
+    def is_opaque(self, shard: str, suffix: str) -> bool:
+        """See the base class."""
+        return any(spec.opaque for spec in self._wanted(shard, suffix))
 
     def finalize(self) -> None:
         """Let the scheme prepare the weight."""
@@ -182,9 +197,17 @@ class SchemeWeight(LoadableModule):
         for name, tensor in parameters.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
+    def _wanted(self, shard: str, suffix: str) -> list[ParameterSpec]:
+        return [s for s in self._specs if s.suffix == suffix and s.shard in (None, shard)]
+
     def _cut(self, spec: ParameterSpec, shard: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a whole checkpoint tensor."""
         info = self.info
+        if spec.output_repeat > 1 and spec.output_dim is not None:
+            size, dim = self._shard(shard).size, spec.output_dim
+            # The last block may be cut short.
+            if 0 < tensor.shape[dim] - size < spec.output_repeat:
+                tensor = tensor.narrow(dim, 0, size)
         if info.parallel is Parallel.COLUMN and spec.output_dim is not None:
             part = self._shard(shard)
             whole, start, stop = (size // spec.output_pack for size in (part.size, *part.slice(info.rank)))

@@ -18,12 +18,22 @@ def arrange(tensor: torch.Tensor, rule: WeightRule, module: LoadableModule, suff
     Raises:
         CheckpointError: the tensor is not made of the rows that the rule speaks of, or they cannot be told apart.
     """
+    if rule.unit_rows and suffix == "weight":
+        if not tensor.is_floating_point():
+            raise _unfit("rows that are to have length 1 are packed", rule.source)
+        tensor = torch.nn.functional.normalize(tensor, dim=-1)
     place = module.row_place(rule.shard, suffix)
-    if rule.transposed and tensor.dim() == 2:
+    # The rule speaks of the matrix; packed ones are stored in one way, whatever plain ones are.
+    if rule.transposed and tensor.dim() == 2 and suffix == rule.suffix:
         tensor = tensor.t()
     if place is None:
+        if (rule.cut is not None or rule.rows is not None) and module.is_opaque(rule.shard, suffix):
+            raise _unfit("its rows cannot be told apart as they are packed", rule.cut or rule.rows)
         return tensor
     dim, pack = place
+    repeat = module.row_repeat(rule.shard, suffix)
+    if repeat > 1:
+        tensor = repeated_rows(tensor, repeat, dim, rule.cut.total * rule.cut.groups if rule.cut else 0)
     if rule.cut is not None:
         tensor = cut_rows(tensor, rule.cut, dim, pack)
     if rule.rows is None:
@@ -31,6 +41,12 @@ def arrange(tensor: torch.Tensor, rule: WeightRule, module: LoadableModule, suff
     if pack != 1:
         raise _unfit(f"rows are packed {pack} to a number and cannot be put into another order", rule.rows)
     return reorder_rows(tensor, rule.rows, dim)
+
+
+def repeated_rows(tensor: torch.Tensor, repeat: int, dim: int, rows: int) -> torch.Tensor:
+    """Return numbers that stand for ``repeat`` rows once for each row; the last block of ``rows`` may be cut short."""
+    wide = tensor.repeat_interleave(repeat, dim)
+    return wide.narrow(dim, 0, rows) if rows and 0 <= wide.shape[dim] - rows < repeat else wide
 
 
 def cut_rows(tensor: torch.Tensor, cut: RowSlice, dim: int = 0, pack: int = 1) -> torch.Tensor:

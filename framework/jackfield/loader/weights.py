@@ -16,6 +16,7 @@ from torch import nn
 
 from jackfield.errors import CheckpointError
 from jackfield.interfaces import ModelFacts, WeightMap, WeightRule
+from jackfield.interfaces.facts import split_name
 from jackfield.layers.moe import ExpertWeight
 from jackfield.layers.parameters import LoadableModule
 from jackfield.loader.arrange import arrange
@@ -66,7 +67,7 @@ def fill_weights(model: nn.Module, source: Tensors, weights: WeightMap, progress
     facts = source.facts.tensors
     total, done, unused = sum(tensor.nbytes for tensor in facts.values()), 0, []
     for name in source:
-        module, _, suffix = name.rpartition(".")
+        module, suffix = split_name(name, facts)
         taken = [_deliver(modules, rule, suffix, source, name) for rule in _rules_for(module, rules, weights)]
         # A rule may also name a whole tensor whose last part is no suffix that a layer knows (``A_log``).
         taken += [_deliver(modules, rule, rule.suffix, source, name) for rule in _rules_for(name, rules, weights)]

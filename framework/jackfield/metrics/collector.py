@@ -30,7 +30,7 @@ class EngineMetrics:
             preempted request comes back.
         preemptions: how often a running request lost its place.
         drafts_proposed, drafts_accepted: draft tokens that were verified and kept. draft_rounds: how often drafts of a
-            sequence were verified.
+            sequence were verified. accepted_per_position: drafts kept, by their place among the drafts of a round.
         first_tokens, first_token_seconds: finished requests that had a token, and the sum of their times to it.
         end_to_end_seconds: the sum of the times from arrival to last token, of the same requests.
         histograms: how times and sizes are distributed, by name
@@ -49,6 +49,7 @@ class EngineMetrics:
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     draft_rounds: int = 0
+    accepted_per_position: tuple[int, ...] = ()
     first_tokens: int = 0
     first_token_seconds: float = 0.0
     end_to_end_seconds: float = 0.0
@@ -67,6 +68,11 @@ class EngineMetrics:
     def draft_acceptance_rate(self) -> float:
         """Part of the verified drafts that were kept; 0 before any."""
         return self.drafts_accepted / self.drafts_proposed if self.drafts_proposed else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a verified round of drafts gives on average, the target's own included; 1 before any."""
+        return 1.0 + self.drafts_accepted / self.draft_rounds if self.draft_rounds else 1.0
 
 
 class MetricsCollector:
@@ -113,6 +119,7 @@ class MetricsCollector:
             drafts_proposed=self._core.drafts_proposed,
             drafts_accepted=self._core.drafts_accepted,
             draft_rounds=self._core.draft_rounds,
+            accepted_per_position=tuple(self._core.accepted_per_position),
             first_tokens=self._first_tokens,
             first_token_seconds=self._first_seconds,
             end_to_end_seconds=self._whole_seconds,

@@ -34,8 +34,8 @@ PHASE_FEATURES: Mapping[str, frozenset[str]] = {
     "prefill": frozenset({"prefill", "chunked_prefill"}),
     "decode": frozenset({"decode"}),
 }
-COMPONENTS = ("target",)
-"""Who has attention of its own; drafters and encoders join when they bring layers."""
+COMPONENTS = ("target", "drafter")
+"""Who has attention of its own; encoders join when they bring layers."""
 
 
 def decide_attention(
@@ -44,18 +44,28 @@ def decide_attention(
     model_config: TextConfig,
     device: DeviceFacts,
     dtype: str,
+    *,
+    component: str = "target",
 ) -> tuple[AttentionDecision, ...]:
-    """Return one decision for each bucket of layers that are alike and about which the user said the same."""
+    """Return one decision for each bucket of layers that are alike and about which the user said the same. Words on the
+    drafter's layers are its component's, and those without a component; storage types by layer are the target's.
+    """
     groups = architecture.attention_groups(model_config)
-    _check_words(bench.config.attention, groups, model_config.num_layers)
-    _check_layers("cache.layer_dtypes", bench.config.cache.layer_dtypes, model_config.num_layers)
+    if component == "target":
+        drafting = bench.config.speculative.model is not None
+        _check_words(
+            bench.config.attention, groups, model_config.num_layers, COMPONENTS if drafting else COMPONENTS[:1]
+        )
+        _check_layers("cache.layer_dtypes", bench.config.cache.layer_dtypes, model_config.num_layers)
     cache = bench.config.cache
+    needs = frozenset({"batch_invariant"} if bench.config.model.batch_invariant else ())
     made = []
     for group in groups:
         request = AttentionRequest(
+            component=component,
             subject=group.name,
             kind=group.kind,
-            needs=group.features | ({"softcap"} if group.softcap else frozenset()),
+            needs=group.features | needs | ({"softcap"} if group.softcap else frozenset()),
             dtype=dtype,
             device=device,
             layers=group.layers,
@@ -71,11 +81,13 @@ def decide_attention(
             rank=RankInfo(0, bench.config.parallel.tensor_parallel_size),
             extra=group.extra,
         )
-        buckets = _buckets(bench.config, group, dtype)
+        buckets = _buckets(bench.config, group, dtype, component)
         for number, (layers, words, stored) in enumerate(buckets):
             name = group.name if len(buckets) == 1 else f"{group.name}.{number}"
             asked = replace(request, subject=name, layers=layers, cache_dtype=stored)
             made.append(_decide_bucket(bench, asked, words))
+    if component != "target":
+        return tuple(replace(decision, name=f"{component}.{decision.name}") for decision in made)
     return tuple(made)
 
 
@@ -83,16 +95,19 @@ Words = tuple[ResolvedSelection, ...]
 """The user's word for both phases at once, or for each of PHASES."""
 
 
-def _buckets(config: EngineConfig, group: AttentionGroup, dtype: str) -> list[tuple[tuple[int, ...], Words, str]]:
+def _buckets(
+    config: EngineConfig, group: AttentionGroup, dtype: str, component: str
+) -> list[tuple[tuple[int, ...], Words, str]]:
     """Return the group's layers by what the user said about them: words on backends, and the storage type."""
     found: list[tuple[list[int], Words, str]] = []
     for layer in group.layers:
         path = f"layers.{layer}.attention"
-        place: dict[str, Any] = {"kind": group.kind, "layer": layer, "path": path}
+        place: dict[str, Any] = {"kind": group.kind, "layer": layer, "path": path, "component": component}
         words: Words = tuple(config.attention.resolve(phase=phase, **place) for phase in PHASES)
         if words[0] == words[1]:
             words = words[:1]
-        own = [kind for key, kind in config.cache.layer_dtypes.items() if layer_matches(key, layer, path)]
+        by_layer = config.cache.layer_dtypes if component == "target" else {}
+        own = [kind for key, kind in by_layer.items() if layer_matches(key, layer, path)]
         stored = storage_type(own[-1] if own else config.cache.cache_dtype, dtype)
         known = next((layers for layers, said, kind in found if (said, kind) == (words, stored)), None)
         if known is None:
@@ -186,10 +201,12 @@ def _explain_user_values(bench: Bench, request: AttentionRequest, word: Resolved
     bench.counterfactuals += counterfactuals(again, request, user_set, relax)
 
 
-def _check_words(selection: Selection, groups: tuple[AttentionGroup, ...], layers: int) -> None:
+def _check_words(
+    selection: Selection, groups: tuple[AttentionGroup, ...], layers: int, components: tuple[str, ...]
+) -> None:
     """Refuse words about phases, kinds, layers and components that the model does not have: they would do nothing."""
     kinds = {group.kind for group in groups}
-    known = {"phases": set(PHASES), "kinds": kinds, "components": set(COMPONENTS)}
+    known = {"phases": set(PHASES), "kinds": kinds, "components": set(components)}
     for part, names in known.items():
         for name, inner in getattr(selection, part).items():
             if name not in names:
@@ -199,10 +216,11 @@ def _check_words(selection: Selection, groups: tuple[AttentionGroup, ...], layer
                     value=name,
                     remedy=did_you_mean(name, names) or f"it has: {', '.join(sorted(names))}",
                 )
-            _check_words(inner, groups, layers)
+            if name != "drafter":  # whose layers are others
+                _check_words(inner, groups, layers, components)
     for key, inner in selection.layers.items():
         _check_layers("attention.layers", [key], layers)
-        _check_words(inner, groups, layers)
+        _check_words(inner, groups, layers, components)
 
 
 def _check_layers(field: str, keys: Iterable[str], layers: int) -> None:

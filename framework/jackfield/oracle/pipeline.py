@@ -23,8 +23,6 @@ from jackfield.interfaces import (
     DrafterRequest,
     ExpertsBackend,
     ExpertsRequest,
-    LogitsProcessor,
-    LogitsRequest,
     ModelArchitecture,
     ModelFacts,
     ModelRequest,
@@ -37,27 +35,30 @@ from jackfield.interfaces import (
     QuantizationRequest,
     Reason,
     Request,
-    SchedulingPolicy,
-    SchedulingRequest,
+    Settings,
     TextConfig,
 )
 from jackfield.interfaces.moe import experts_request
 from jackfield.oracle.attention import decide_attention
 from jackfield.oracle.counterfactual import Counterfactual
-from jackfield.oracle.decide import check_names, decide, guard_fallback, mark_states
+from jackfield.oracle.decide import decide, guard_fallback, mark_states
 from jackfield.oracle.judge import probe_reasons
 from jackfield.oracle.reconcile import reconcile
 from jackfield.oracle.report import DecisionReport, ProposalOutcome
+from jackfield.oracle.requests import choose_policy, choose_processors, replace_force
 from jackfield.oracle.resolution import (
     DrafterDecision,
+    DraftModelDecision,
     OpDecision,
-    PolicyDecision,
-    ProcessorDecision,
     Resolution,
 )
 from jackfield.oracle.verdict import Decision
 from jackfield.registry import PluginState, Registry
 
+BATCH_INVARIANT = "batch_invariant"
+"""Feature of plugins whose results for a row do not depend on other rows, nor on how many there are."""
+INVARIANT_FAMILIES = frozenset({"attention_backends", "quantization_methods", "moe_experts", "ops"})
+"""Families whose plugins compute hidden states. Sampling ops work row by row in any case."""
 DEFAULT_DRAFTS = 4
 """Drafts per step when the user names a drafter and no number."""
 
@@ -72,6 +73,8 @@ class Bench:
         self.proposals: list[ProposalOutcome] = []
         self.notes: list[str] = []
         self.counterfactuals: list[Counterfactual] = []
+        self.component = "target"
+        """Who everything is decided for."""
 
     def decide(
         self,
@@ -84,6 +87,10 @@ class Bench:
         keep: bool = True,
     ) -> Decision:
         """Decide one request and, with ``keep``, put it into the report."""
+        if request.component != self.component:
+            request = replace(request, component=self.component)
+        if self.config.model.batch_invariant and family in INVARIANT_FAMILIES and request.kind not in SAMPLING_OPS:
+            request = replace(request, needs=request.needs | {BATCH_INVARIANT})
         decision = decide(
             self.registry,
             family,
@@ -98,11 +105,14 @@ class Bench:
         return decision
 
 
-def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Resolution:
+def resolve(
+    config: EngineConfig, facts: ModelFacts, registry: Registry, draft_facts: ModelFacts | None = None
+) -> Resolution:
     """Decide everything for one engine.
 
     Args:
-        config: what people said. facts: of the checkpoint. registry: the installed plugins.
+        config: what people said. facts: of the checkpoint. registry: the installed plugins. draft_facts: of the draft
+            checkpoint that ``speculative.model`` names.
 
     Raises:
         ConfigError: settings contradict each other or the model. NoCandidateError: nothing fits a need.
@@ -114,17 +124,26 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
     platform, device = _platform(bench)
     architecture, model_config = _model(bench, facts)
     dtype = _dtype(bench, facts, model_config)
-    quantization, plain = _quantization(bench, facts, device, dtype)
-    layout = quantization.experts_layout(quantization.parse(facts.quantization_config))
+    quantization, plain, options = _quantization(bench, facts, device, dtype)
+    layout = quantization.experts_layout(quantization.configure(quantization.parse(facts.quantization_config), options))
     experts = _experts(bench, architecture, model_config, device, dtype, layout)
     attention = decide_attention(bench, architecture, model_config, device, dtype)
     ops = _ops(bench, device, dtype, quantizing="quantized_activations" in quantization.features)
-    drafter = _drafter(bench, model_config, device)
-    policy = _policy(bench)
-    processors = _processors(bench, model_config, device)
-    config, attention = reconcile(
-        bench, model_config, attention, dtype, asynchronous=platform.asynchronous, speculative=drafter is not None
+    drafter = _drafter(bench, facts, architecture, model_config, device, dtype, draft_facts)
+    policy = choose_policy(bench)
+    processors = choose_processors(bench, model_config, device)
+    drafting = drafter.model.attention if drafter is not None and drafter.model is not None else ()
+    config, layers = reconcile(
+        bench,
+        model_config,
+        (*attention, *drafting),
+        dtype,
+        asynchronous=platform.asynchronous,
+        speculative=drafter is not None,
     )
+    attention, drafting = layers[: len(attention)], layers[len(attention) :]
+    if drafter is not None and drafter.model is not None:
+        drafter = replace(drafter, model=replace(drafter.model, attention=drafting))
     mark_states(bench.decisions)
     report = DecisionReport.build(
         bench.decisions, proposals=bench.proposals, notes=bench.notes, counterfactuals=bench.counterfactuals
@@ -138,6 +157,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, registry: Registry) -> Reso
         model_config=model_config,
         quantization=quantization,
         plain=plain,
+        quantization_settings=options,
         experts=experts,
         attention=attention,
         ops=ops,
@@ -255,10 +275,19 @@ def _pooler(config: EngineConfig, architecture: type[ModelArchitecture], model_c
         return None
     own = architecture.pooler(model_config)
     said = pooling_defaults(path)
-    return own if said is None else replace(own, method=said.method, normalize=said.normalize)
+    if said is None:
+        return own
+    size = said.projections[-1].outputs if said.projections else own.size
+    if said.method is None:
+        own = replace(own, late_interaction=True)
+    method = said.method or own.method
+    return replace(own, method=method, normalize=said.normalize, size=size, projections=said.projections)
 
 
 def _task_reasons(plugin: Any, request: Any) -> list[Reason]:
+    if request.component == "target" and plugin.tasks == {"draft"}:
+        remedy = "name the model that it drafts for, and this one in speculative.model"
+        return [Reason("task", "task", "it drafts for another model and cannot be served alone", remedy)]
     if request.task == "auto" or request.task in plugin.tasks:
         return []
     return [Reason("task", "task", f"'{request.task}' is not one of {', '.join(sorted(plugin.tasks))}")]
@@ -275,7 +304,7 @@ def _dtype(bench: Bench, facts: ModelFacts, model_config: TextConfig) -> str:
 
 def _quantization(
     bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: str
-) -> tuple[type[QuantizationMethod], type[QuantizationMethod]]:
+) -> tuple[type[QuantizationMethod], type[QuantizationMethod], Settings]:
     request = QuantizationRequest(
         subject=facts.quantization or "nothing is quantized",
         kind=facts.quantization,
@@ -287,12 +316,18 @@ def _quantization(
     word = bench.config.quantization.resolve(kind=facts.quantization)
     decision = bench.decide("quantization_methods", request, word, "quantization")
     method = cast(type[QuantizationMethod], decision.plugin)
-    method.parse(facts.quantization_config)
+    options = bench.registry.settings(decision.ref)
+    cache = method.cache_scheme(method.parse(facts.quantization_config))
+    if cache is not None and (scales := [name for name in facts.tensors if cache.is_scale(name)]):
+        bench.notes.append(
+            f"{len(scales)} scales of a quantized cache in the checkpoint ({scales[0]}, ...) are not applied: "
+            "caches in few bits compute their own, token by token"
+        )
     if not facts.quantization and not method.opt_in:
-        return method, method
+        return method, method, options
     left = replace(request, subject="layers left alone", kind="", storage_dtypes=frozenset())
     plain = bench.decide("quantization_methods", left, ResolvedSelection(), "quantization")
-    return method, cast(type[QuantizationMethod], plain.plugin)
+    return method, cast(type[QuantizationMethod], plain.plugin), options
 
 
 def experts_asked(
@@ -337,7 +372,15 @@ def _ops(bench: Bench, device: DeviceFacts, dtype: str, *, quantizing: bool) -> 
     return chosen
 
 
-def _drafter(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> DrafterDecision | None:
+def _drafter(
+    bench: Bench,
+    facts: ModelFacts,
+    architecture: type[ModelArchitecture],
+    model_config: TextConfig,
+    device: DeviceFacts,
+    dtype: str,
+    draft_facts: ModelFacts | None,
+) -> DrafterDecision | None:
     wish = bench.config.speculative
     if wish.method is None:
         return None
@@ -347,8 +390,15 @@ def _drafter(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> Dra
         kind=wish.method,
         device=device,
         num_tokens=count,
+        target_architecture=facts.architecture,
         vocab_size=model_config.vocab_size,
-        offers=frozenset({"tokens"}),
+        target_layers=model_config.num_layers,
+        hidden_size=model_config.hidden_size,
+        offers=frozenset(
+            {"tokens", "draft_cache", "last_hidden"}
+            | ({"taps"} if "taps" in architecture.features else set())
+            | ({"draft_checkpoint"} if draft_facts else set())
+        ),
         model=wish.model or "",
     )
     word = replace_force(bench.config.drafter.resolve(), "method")
@@ -361,42 +411,62 @@ def _drafter(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> Dra
             value=wish.model,
             remedy="leave speculative.model out, or name a drafter that needs one",
         )
+    for name in ("draft_sample_method", "rejection_sample_method"):
+        field = f"speculative.{name}"
+        if bench.config.get(field) != type(wish).model_fields[name].default and not drafter.draws:
+            raise ConfigError(
+                f"drafter {drafter.name} draws nothing: its drafts are certain",
+                field=field,
+                value=bench.config.get(field),
+                remedy=f"leave {field} out, or name a drafter with a model",
+            )
     if drafter.placement == "host":
         bench.notes.append(f"drafter {drafter.name} runs on the host: steps do not overlap")
     bench.config = bench.config.with_derived(
         {"speculative.num_speculative_tokens": count}, f"default of {DEFAULT_DRAFTS} drafts"
     )
-    return DrafterDecision(drafter, request, bench.registry.settings(decision.ref))
+    if draft_facts is not None:
+        draft_facts = replace(draft_facts, architecture=drafter.architecture(draft_facts.architecture))
+    model = None if draft_facts is None else _draft_model(bench, draft_facts, device, dtype)
+    return DrafterDecision(drafter, request, bench.registry.settings(decision.ref), model)
 
 
-def _policy(bench: Bench) -> PolicyDecision:
-    word = replace_force(bench.config.scheduling_policy.resolve(), "policy")
-    decision = bench.decide("scheduling_policies", SchedulingRequest(subject="requests"), word, "scheduler")
-    return PolicyDecision(cast(type[SchedulingPolicy], decision.plugin), bench.registry.settings(decision.ref))
-
-
-def _processors(bench: Bench, model_config: TextConfig, device: DeviceFacts) -> tuple[ProcessorDecision, ...]:
-    family, names, setting = "logits_processors", bench.config.sampling.logits_processors, "logits_processors"
-    everything = ResolvedSelection(prefer=names, prefer_from=setting)
-    check_names(bench.registry.refs(family), family, LogitsRequest(), everything, "sampling")
-    chosen = []
-    for name in names:
-        request = LogitsRequest(subject=name, device=device, vocab_size=model_config.vocab_size)
-        word = ResolvedSelection(force=name, force_from=setting)
-        decision = bench.decide(family, request, word, "sampling")
-        processor = cast(type[LogitsProcessor], decision.plugin)
-        chosen.append(ProcessorDecision(processor, bench.registry.settings(decision.ref)))
-    return tuple(chosen)
-
-
-def replace_force(word: ResolvedSelection, setting: str) -> ResolvedSelection:
-    """Return ``word`` with its force said to come from ``setting``."""
-    return ResolvedSelection(word.force, word.prefer, word.exclude, setting, word.prefer_from, word.exclude_from)
+def _draft_model(bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: str) -> DraftModelDecision:
+    """Decide who runs a draft checkpoint: as for a model of its own, of the target's type. What the user said on how to
+    read, build and quantize a model is about the target.
+    """
+    config = bench.config
+    own = type(config.model).model_validate({"model": facts.path, "dtype": dtype})
+    plain = {"model": own, "quantization": type(config.quantization)(), "moe": type(config.moe)()}
+    inner = Bench(config.model_copy(update=plain), bench.registry)
+    inner.component = "drafter"
+    architecture, model_config = _model(inner, facts)
+    quantization, left, options = _quantization(inner, facts, device, dtype)
+    layout = quantization.experts_layout(quantization.configure(quantization.parse(facts.quantization_config), options))
+    experts = _experts(inner, architecture, model_config, device, dtype, layout)
+    attention = decide_attention(inner, architecture, model_config, device, dtype, component="drafter")
+    bench.decisions += inner.decisions
+    bench.counterfactuals += inner.counterfactuals
+    return DraftModelDecision(
+        facts=facts,
+        architecture=architecture,
+        model_config=model_config,
+        dtype=dtype,
+        quantization=quantization,
+        plain=left,
+        attention=attention,
+        experts=experts,
+        quantization_settings=options,
+    )
 
 
 def _need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:
     lacking = sorted(cast(type[Drafter], plugin).needs - request.offers)
-    return [Reason("need", "offers", f"it needs {need}, which this engine does not offer") for need in lacking]
+    remedies = {"draft_checkpoint": "name the draft model in speculative.model"}
+    return [
+        Reason("need", "offers", f"it needs {need}, which this engine does not offer", remedies.get(need, ""))
+        for need in lacking
+    ]
 
 
 def _refuse_unused(bench: Bench, section: str, selection: Selection, why: str) -> None:

@@ -39,12 +39,14 @@ def reconcile(
     length = _max_length(config, model_config)
     block = _block_size(config, attention)
     recurrent = [d.name for d in attention if d.spec.per == "sequence"]
-    if recurrent and speculative:
+    drafting = [d.name for d in attention if d.spec.per == "sequence" and d.request.component == "drafter"]
+    if drafting:
         raise ConfigError(
-            f"layers '{recurrent[0]}' keep one state per sequence, which cannot go back behind refused drafts",
-            field="speculative.method",
-            value=config.speculative.method,
-            remedy="leave speculative.method out",
+            f"layers '{drafting[0]}' of the draft model keep one state per sequence, which cannot go back behind "
+            "refused drafts",
+            field="speculative.model",
+            value=config.speculative.model,
+            remedy="use a draft model with attention alone",
         )
     budget = _batched_tokens(config, length)
     derived: dict[str, Any] = {

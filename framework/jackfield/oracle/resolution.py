@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jackfield.config import EngineConfig
 from jackfield.interfaces import (
@@ -55,13 +56,32 @@ class OpDecision:
     settings: Settings
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftModelDecision:
+    """A draft checkpoint and who runs it; fields as in :class:`Resolution`. ``vocabulary`` is the target's id of each
+    of its tokens (int32, -1 where there is none), or None where they are the same.
+    """
+
+    facts: ModelFacts
+    architecture: type[ModelArchitecture]
+    model_config: TextConfig
+    dtype: str
+    quantization: type[QuantizationMethod]
+    plain: type[QuantizationMethod]
+    attention: tuple[AttentionDecision, ...]
+    experts: type[ExpertsBackend] | None = None
+    quantization_settings: Settings = field(default_factory=Settings)
+    vocabulary: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterDecision:
-    """Who proposes tokens."""
+    """Who proposes tokens, and by which model, if any."""
 
     drafter: type[Drafter]
     request: DrafterRequest
     settings: Settings
+    model: DraftModelDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,7 @@ class Resolution:
     Args:
         config: resolved, with proposals and derived values in it. facts: of the checkpoint. report: how it came about.
         model_config: the architecture's own. plain: runs layers that the checkpoint's method leaves alone.
+        quantization_settings: the options of the method.
         processors: active logits processors, in the order in which they are applied. pooler: how hidden states become
             results, or None for an engine that generates.
     """
@@ -107,4 +128,5 @@ class Resolution:
     drafter: DrafterDecision | None = None
     processors: tuple[ProcessorDecision, ...] = ()
     pooler: PoolerConfig | None = None
+    quantization_settings: Settings = field(default_factory=Settings)
     notes: tuple[str, ...] = field(default=())

@@ -25,6 +25,10 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             normalized; None: all.
         normalize: scale embeddings to length 1; None: as the model was trained.
         activation: turn scores of labels into probabilities.
+        step_tag_id: for ``token_classify``: only of tokens with this id, which end the steps of a text whose steps are
+            judged one by one (process reward models).
+        returned_token_ids: for labels: only these, in this order, and probabilities among them alone. For a model that
+            generates they are tokens of its vocabulary, whose logits stand for labels.
 
     Raises:
         RequestError: a value is out of range.
@@ -35,6 +39,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dimensions: int | None = None
     normalize: bool | None = None
     activation: bool = True
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         if self.task not in POOLING_TASKS:
@@ -47,6 +53,17 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise _wrong("dimensions", self.dimensions, "a whole number from 1 on, and set for embeddings only")
         if self.normalize and not self.makes_embeddings:
             raise _wrong("normalize", self.normalize, "unset where labels are scored")
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        step, ids = self.step_tag_id, self.returned_token_ids
+        if step is not None and not (_is_id(step) and self.task == "token_classify"):
+            raise _wrong("step_tag_id", step, "a token id, and set for token_classify only")
+        if ids is None:
+            return
+        listed = isinstance(ids, list) and ids and all(_is_id(one) for one in ids)
+        if not listed or len(set(ids)) < len(ids) or self.makes_embeddings:
+            raise _wrong("returned_token_ids", ids, "a list of different ids, and set where labels are scored")
 
     @property
     def per_token(self) -> bool:
@@ -57,6 +74,10 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def makes_embeddings(self) -> bool:
         """Whether the result is hidden states, and not scores of labels."""
         return self.task.endswith("embed")
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _wrong(field: str, value: object, rule: str) -> RequestError:

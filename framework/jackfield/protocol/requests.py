@@ -107,6 +107,7 @@ class CoreEvent(msgspec.Struct, gc=False):
             in the prefix cache. error:
             text of an error that ended it. pooled: the result of a pooling request. scheduled: when
             it was given its first tokens (seconds of the system's monotonic clock), with the event that ends it.
+            drafts: rounds of drafts, drafts verified and drafts kept, with the event that ends it.
     """
 
     request_id: str
@@ -119,6 +120,7 @@ class CoreEvent(msgspec.Struct, gc=False):
     error: str = ""
     pooled: PooledResult | None = None
     scheduled: float | None = None
+    drafts: tuple[int, int, int] = (0, 0, 0)
 
 
 class CoreCounters(msgspec.Struct, gc=False):
@@ -127,7 +129,8 @@ class CoreCounters(msgspec.Struct, gc=False):
     Args:
         preemptions: running requests that lost their place. prefix_queries, prefix_hits: prompt tokens looked up in the
             prefix cache, and found. drafts_proposed, drafts_accepted: draft tokens verified, and kept. draft_rounds:
-            how often drafts of a sequence were verified.
+            how often drafts of a sequence were verified. accepted_per_position: drafts kept by their place among the
+            drafts, from the first.
     """
 
     preemptions: int = 0
@@ -136,6 +139,7 @@ class CoreCounters(msgspec.Struct, gc=False):
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     draft_rounds: int = 0
+    accepted_per_position: list[int] = []
 
 
 class EngineCoreOutput(msgspec.Struct):

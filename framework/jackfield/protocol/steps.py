@@ -63,6 +63,7 @@ class SchedulerOutput:
         blocks: per cache group (slots, index in the block table, block ids): entries to write before the step.
         drafts: [B, K] draft ids verified in this step, -1 behind the last; None without speculation.
         num_drafts: [B] drafts of each sequence.
+        draft_limits: [B] most drafts to propose for each sequence after this step; None: as many as there may be.
     """
 
     step_id: int
@@ -75,6 +76,7 @@ class SchedulerOutput:
     blocks: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)
     drafts: IntArray | None = None
     num_drafts: IntArray | None = None
+    draft_limits: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +103,7 @@ class ModelRunnerOutput:
     """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None.
     ``prompt_logprobs`` are scores of prompt tokens by slot, in order over the steps of a prompt. ``failures`` are slots
     whose requests cannot go on, with the reasons; what was sampled for them counts for nothing. ``pooled`` are results
-    of pooling by slot.
+    of pooling by slot. ``draft_seconds`` is the time that the drafter took.
     """
 
     step_id: int
@@ -110,3 +112,4 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     failures: dict[int, str] | None = None
     pooled: dict[int, PooledResult] | None = None
+    draft_seconds: float = 0.0

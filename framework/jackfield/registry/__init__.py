@@ -4,6 +4,7 @@ from jackfield.registry.check import Finding, check_plugin
 from jackfield.registry.codes import REGISTRY_CODES
 from jackfield.registry.hooks import HookBus
 from jackfield.registry.known import KnownDistribution, known_distributions
+from jackfield.registry.lock import PluginLock
 from jackfield.registry.manifest import Manifest, ManifestEntry
 from jackfield.registry.ref import IN_PROCESS, PluginFailure, PluginRef, PluginState
 from jackfield.registry.registry import Registry
@@ -19,6 +20,7 @@ __all__ = [
     "Manifest",
     "ManifestEntry",
     "PluginFailure",
+    "PluginLock",
     "PluginRef",
     "PluginRow",
     "PluginState",

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from jackfield.errors import did_you_mean
 from jackfield.interfaces import FAMILIES, HOOK_GROUP
+from jackfield.registry.adapters import ADAPTERS, Adapters, adapted
 from jackfield.registry.codes import LOAD_FAILED
 from jackfield.registry.ref import PluginFailure, PluginRef, RefusedError
 from jackfield.registry.validation import api_mismatch, validator
@@ -33,13 +34,17 @@ class Discovered:
     copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def discover(entry_points: Iterable[EntryPoint] | None, validate_hook: Callable[[object], object]) -> Discovered:
+def discover(
+    entry_points: Iterable[EntryPoint] | None,
+    validate_hook: Callable[[object], object],
+    adapters: Adapters = ADAPTERS,
+) -> Discovered:
     """Return refs for ``entry_points``, or for all installed ones. Imports nothing and never raises for a plugin."""
     found = Discovered()
     points = _installed(found) if entry_points is None else iter(entry_points)
     for point in points:
         if point.group.startswith(PREFIX):
-            found.refs.append(_ref(point, validate_hook))
+            found.refs.append(_ref(point, validate_hook, adapters))
     found.refs = list({(*ref.sort_key, ref.family, ref.stage): ref for ref in found.refs}.values())
     return found
 
@@ -78,7 +83,7 @@ def _broken(distribution: Distribution, error: Exception) -> PluginRef:
     return ref
 
 
-def _ref(point: EntryPoint, validate_hook: Callable[[object], object]) -> PluginRef:
+def _ref(point: EntryPoint, validate_hook: Callable[[object], object], adapters: Adapters) -> PluginRef:
     owner, version, path = _owner(point)
     match = _GROUP.fullmatch(point.group)
     family = match["family"] if match else point.group.removeprefix(PREFIX)
@@ -87,6 +92,8 @@ def _ref(point: EntryPoint, validate_hook: Callable[[object], object]) -> Plugin
         ref.validate = validate_hook
     elif match is None:
         ref.refuse(_unknown_group(point.group).failure)
+    elif family in FAMILIES and (adapter := adapters.get((family, int(match["major"])))) is not None:
+        ref.validate = adapted(adapter, FAMILIES[family], ref, int(match["major"]))
     elif family not in FAMILIES or int(match["major"]) != FAMILIES[family].version[0]:
         ref.refuse(api_mismatch(family, match["major"]).failure)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jackfield.errors import PluginError
 from jackfield.interfaces import FAMILIES, HOOK_GROUP
+from jackfield.registry.adapters import ADAPTERS, Adapters, adapted
 from jackfield.registry.discovery import HOOKS
 from jackfield.registry.hooks import validate_hooks
 from jackfield.registry.ref import PluginRef
@@ -66,7 +67,7 @@ class Manifest:
             raise PluginError(message, field="manifest.digest", value=self.digest)
 
 
-def refs_of(manifest: Manifest) -> list[PluginRef]:
+def refs_of(manifest: Manifest, adapters: Adapters = ADAPTERS) -> list[PluginRef]:
     """Return loaded refs for exactly the plugins of ``manifest``.
 
     Raises:
@@ -75,12 +76,12 @@ def refs_of(manifest: Manifest) -> list[PluginRef]:
     """
     manifest.verify()
     refuse_in_process([entry.name for entry in manifest.plugins if entry.distribution.startswith("(")])
-    differences = [line for entry in manifest.plugins for line in _differences(entry)]
+    differences = [line for entry in manifest.plugins for line in _differences(entry, adapters)]
     if differences:
         remedy = "install the same versions everywhere"
         text = "installed plugins differ from the manifest:\n  " + "\n  ".join(differences)
         raise PluginError(text, field="manifest.digest", value=manifest.digest, remedy=remedy)
-    refs = [_ref(entry) for entry in manifest.plugins]
+    refs = [_ref(entry, adapters) for entry in manifest.plugins]
     for ref in refs:
         if ref.load_object() is None:
             raise PluginError(ref.sentence(), field=ref.label, value=ref.target)
@@ -96,14 +97,27 @@ def refuse_in_process(names: list[str]) -> None:
         )
 
 
-def _ref(entry: ManifestEntry) -> PluginRef:
+def _ref(entry: ManifestEntry, adapters: Adapters) -> PluginRef:
     ref = PluginRef(entry.family, entry.name, entry.distribution, entry.version, entry.target)
     family = FAMILIES.get(entry.family)
     ref.validate = validator(family, entry.name) if family else validate_hooks
+    old = _old_major(entry, adapters)
+    if family and old is not None:
+        ref.validate = adapted(adapters[entry.family, old], family, ref, old)
     return ref
 
 
-def _differences(entry: ManifestEntry) -> list[str]:
+def _old_major(entry: ManifestEntry, adapters: Adapters) -> int | None:
+    """Return the previous major version that the entry's plugin is declared for, or None."""
+    points = distribution(entry.distribution).entry_points
+    for family, major in adapters:
+        group = f"jackfield.{family}.v{major}"
+        if family == entry.family and entry.target in {p.value for p in points.select(group=group, name=entry.name)}:
+            return major
+    return None
+
+
+def _differences(entry: ManifestEntry, adapters: Adapters) -> list[str]:
     label = f"{entry.family}.{entry.name}"
     if (group := _group(entry.family)) is None:
         return [f"{label}: this core has no family '{entry.family}'"]
@@ -114,7 +128,7 @@ def _differences(entry: ManifestEntry) -> list[str]:
     if found.version != entry.version:
         return [f"{label}: {entry.distribution} {entry.version} expected, {found.version} installed"]
     targets = [point.value for point in found.entry_points.select(group=group, name=entry.name)]
-    if entry.target not in targets:
+    if entry.target not in targets and _old_major(entry, adapters) is None:
         return [f"{label}: {entry.target} expected, {' and '.join(targets) or 'nothing'} declared"]
     return []
 

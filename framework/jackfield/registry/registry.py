@@ -9,8 +9,10 @@ from typing import Any
 from jackfield.config.plugins import PluginSettings
 from jackfield.errors import PluginError, did_you_mean
 from jackfield.interfaces import FAMILIES, Plugin, Settings
+from jackfield.registry.adapters import ADAPTERS, Adapters
 from jackfield.registry.discovery import HOOKS, discover
 from jackfield.registry.hooks import validate_hooks
+from jackfield.registry.lock import check_lock
 from jackfield.registry.manifest import Manifest, refs_of, refuse_in_process
 from jackfield.registry.options import resolve_options
 from jackfield.registry.ref import IN_PROCESS, PluginRef, PluginState, RefusedError
@@ -51,20 +53,32 @@ class Registry:
 
     @classmethod
     def discover(
-        cls, settings: PluginSettings | None = None, entry_points: Iterable[EntryPoint] | None = None
+        cls,
+        settings: PluginSettings | None = None,
+        entry_points: Iterable[EntryPoint] | None = None,
+        adapters: Adapters = ADAPTERS,
     ) -> Registry:
-        """Return the installed plugins (or those of ``entry_points``). Imports none of them.
+        """Return the installed plugins (or those of ``entry_points``). Imports none of them. ``adapters`` are for
+        plugins of previous major versions.
 
         Raises:
-            ConfigError: a setting names a plugin that is not installed.
+            ConfigError: a setting names a plugin that is not installed, or a lock that cannot be read.
+            PluginError: what is installed differs from the lock.
         """
         rules = settings or PluginSettings()
-        found = discover(entry_points, validate_hooks)
+        found = discover(entry_points, validate_hooks, adapters)
         apply_rules(found.refs, rules, found.copies)
+        if rules.lock is not None:
+            check_lock(rules.lock, found.refs)
         return cls(found.refs, rules, found.copies)
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest | Mapping[str, Any], settings: PluginSettings | None = None) -> Registry:
+    def from_manifest(
+        cls,
+        manifest: Manifest | Mapping[str, Any],
+        settings: PluginSettings | None = None,
+        adapters: Adapters = ADAPTERS,
+    ) -> Registry:
         """Return a frozen registry with exactly the plugins of ``manifest``, all loaded. Of ``settings`` only the
         options are used.
 
@@ -72,7 +86,7 @@ class Registry:
             PluginError: what is installed differs from the manifest, or a plugin does not load.
         """
         checked = manifest if isinstance(manifest, Manifest) else Manifest.from_dict(manifest)
-        registry = cls(refs_of(checked), settings)
+        registry = cls(refs_of(checked, adapters), settings)
         registry.freeze()
         return registry
 

@@ -64,7 +64,7 @@ def _draw_class(kind: str, logits_RV: torch.Tensor, batch: DrawBatch, which: npt
     if kind != "plain":
         weights, order = _filtered(kind, weights, batch, slots, batch.host_top_k[batch.slots[which]])
     positions = torch.from_numpy(batch.positions[which].astype(np.int64)).to(logits_RV.device)
-    picked = _invert(weights, uniform(batch.seeds[slots], positions))
+    picked = invert(weights, uniform(batch.seeds[slots], positions))
     return picked if order is None else order.gather(1, picked.unsqueeze(-1)).squeeze(-1)
 
 
@@ -88,7 +88,7 @@ def _filtered(
     return weights, order
 
 
-def _invert(weights_RN: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
+def invert(weights_RN: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
     """Return the first index at which the cumulative weight exceeds ``u`` times the total; weight-zero entries are
     never returned.
     """

@@ -19,6 +19,15 @@ def uniform(seeds_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
     return _shift_right(mixed, 11).to(torch.float64) * 2.0**-53
 
 
+def stream(seeds_R: torch.Tensor, number: int, starts_R: torch.Tensor) -> torch.Tensor:
+    """Return [R] seeds of another stream of numbers, independent of the requests' own.
+
+    Args:
+        number: of the stream, from 1. starts_R: int64; another start is another stream.
+    """
+    return _mix(_mix(seeds_R) ^ number) + starts_R * _GOLDEN
+
+
 def _mix(x: torch.Tensor) -> torch.Tensor:
     x = (x ^ _shift_right(x, 30)) * _MULTIPLIERS[0]
     x = (x ^ _shift_right(x, 27)) * _MULTIPLIERS[1]

@@ -69,6 +69,19 @@ class Sampler:
         self.shows_processed = mode.startswith("processed")
         self.as_logits = mode.endswith("logits")
 
+    @property
+    def state(self) -> SamplingState:
+        """The parameters by slot."""
+        return self._state
+
+    def distribution(self, edited_RV: torch.Tensor, slots: npt.NDArray[np.int32]) -> torch.Tensor:
+        """Return [R, V] the probabilities that tokens are drawn by, float32; of greedy rows those of the logits.
+
+        Args:
+            edited_RV: what :meth:`sample` returned, or logits of a draft model. slots: [R].
+        """
+        return self._processed(edited_RV, slots).softmax(-1)
+
     def sample(self, logits_RV: torch.Tensor, rows: SampleRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [R] sampled ids (int64) and the logits that they were drawn from: ``logits`` themselves, which are
         not changed, or edited ones in float32.

@@ -17,7 +17,10 @@ class SchedulerLimits:
             sequence.
         long_prefill_threshold: most tokens of one prompt in one step; 0: no such limit. chunked_prefill: whether
             prompts may be cut.
-        num_drafts: draft tokens a sequence may have in a step.
+        num_drafts: draft tokens a sequence may have in a step. lookahead: tokens behind the computed ones that need
+            room in the cache, for draft models. adaptive_drafts: give sequences as many drafts as pay. drafts_drawn:
+            tokens of requests that sample depend on how many drafts they had. largest_draft_batch: sequences of a step
+            beyond which there are no drafts, or None.
     """
 
     max_num_seqs: int
@@ -26,6 +29,10 @@ class SchedulerLimits:
     long_prefill_threshold: int = 0
     chunked_prefill: bool = True
     num_drafts: int = 0
+    lookahead: int = 0
+    adaptive_drafts: bool = True
+    drafts_drawn: bool = False
+    largest_draft_batch: int | None = None
 
 
 @dataclass(slots=True)

@@ -30,11 +30,11 @@ from jackfield.protocol import (
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
-    NewSequence,
     SchedulerOutput,
 )
 from jackfield.protocol.requests import PooledResult, TokenLogprobs
 from jackfield.scheduler.draft import PlanDraft, SchedulerLimits
+from jackfield.scheduler.drafting import Drafting
 from jackfield.scheduler.ends import end_of, ended
 from jackfield.scheduler.order import sort_key
 from jackfield.scheduler.table import Sequence, SlotTable
@@ -55,6 +55,8 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, cache: KVCacheManager, policy: SchedulingPolicy | None = None) -> None:
         self.limits = limits
         self.cache = cache
+        self._room = limits.max_model_len
+        self._stateful = any(group.is_state for group in cache.groups)
         self._policy = policy
         self._table = SlotTable(limits.max_num_seqs, limits.max_model_len + limits.num_drafts)
         self._table.ensure_drafts(limits.num_drafts)
@@ -69,6 +71,7 @@ class Scheduler:
         self._retired = -1
         self._last_work = -1
         self.counters = CoreCounters()
+        self._drafting = Drafting(limits, self._table, self.counters, stateful=self._stateful)
         self.paused = False
         """While set, plans are empty: what is in flight ends, requests stay where they are."""
         self._pending_events: list[CoreEvent] = []
@@ -140,6 +143,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Return the plan of the next step; it may be empty."""
+        self._drafting.begin()
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         draft.blocks = [([], [], []) for _ in self.cache.groups]
         if not self.paused:
@@ -159,7 +163,8 @@ class Scheduler:
             planned, counts = running[wants > 0], wants[wants > 0]
         else:
             planned, counts = self._share_budget(running, wants, draft.budget)
-        short = (table.computed[planned] + counts - 1) // self.cache.block_size >= self.cache.held[planned]
+        targets = np.minimum(table.computed[planned] + counts + self.limits.lookahead, self._room)
+        short = (targets - 1) // self.cache.block_size >= self.cache.held[planned]
         if not short.any():
             draft.slots, draft.counts = planned.tolist(), counts.tolist()
             draft.budget -= int(counts.sum())
@@ -167,6 +172,10 @@ class Scheduler:
         for slot, count, grows in zip(planned.tolist(), counts.tolist(), short.tolist(), strict=True):
             if not table.alive[slot]:
                 continue  # preempted for one before it
+            drafts = int(table.num_drafts[slot])
+            if grows and 0 < drafts < count and not self.cache.has_room(slot, self._target(slot, count)):
+                # Somebody else's place is worth more than drafts.
+                table.num_drafts[slot], count = 0, count - drafts
             if not grows or self._grow(slot, count, draft):
                 draft.add(slot, count)
 
@@ -177,7 +186,7 @@ class Scheduler:
             computed = int(self._table.computed[slot])
             count = self._cap(want, budget, computed)
             drafts = int(self._table.num_drafts[slot])
-            if drafts and count < want:
+            if drafts and (count < want or not self._may_go_back(computed, want)):
                 self._table.num_drafts[slot] = 0
                 count = self._cap(want - drafts, budget, computed)
             if count > 0:
@@ -185,6 +194,12 @@ class Scheduler:
                 counts.append(count)
                 budget -= count
         return np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int32)
+
+    def _may_go_back(self, computed: int, want: int) -> bool:
+        """Return whether drafts may be refused: of a recurrent state only the one at the end of each block is kept, so
+        steps that may go back stay in one block.
+        """
+        return not self._stateful or computed % self.cache.block_size + want <= self.cache.block_size
 
     def _cap(self, want: int, budget: int, computed: int) -> int:
         """Return how many of the ``want`` tokens behind ``computed`` ones go into this step."""
@@ -197,7 +212,7 @@ class Scheduler:
         """Get blocks for ``count`` more tokens, preempting others if needed; False when the slot must wait or was
         preempted itself.
         """
-        target = int(self._table.computed[slot]) + count
+        target = self._target(slot, count)
         first = int(self.cache.held[slot])
         while True:
             added = self.cache.grow(slot, target)
@@ -211,6 +226,10 @@ class Scheduler:
             if victim == slot:
                 return False
 
+    def _target(self, slot: int, count: int) -> int:
+        """Return for how many tokens a slot needs room when ``count`` more are computed."""
+        return min(int(self._table.computed[slot]) + count + self.limits.lookahead, self._room)
+
     def _victim(self, draft: PlanDraft) -> int:
         """Return the running slot that goes first: the largest key that is not in the plan already."""
         planned = set(draft.slots)
@@ -221,6 +240,7 @@ class Scheduler:
         count, prompt = int(self._table.confirmed[slot]), int(self._table.prompt[slot])
         sequence.output = self._table.tokens[slot, prompt:count].tolist()
         sequence.preemptions += 1
+        sequence.draft_totals = self._drafting.totals(slot)
         self.counters.preemptions += 1
         self._leave(slot)
         sequence.slot = -1
@@ -244,7 +264,9 @@ class Scheduler:
         hit = self.cache.find_prefix(sequence.hasher, 1 if sequence.wants_whole else len(tokens))
         count = self._cap(len(tokens) - hit.tokens, draft.budget, hit.tokens)
         # Reserving room for all that is known (and one more) keeps a newcomer from pushing out those that run.
-        if count <= 0 or not self.cache.can_admit(hit, len(tokens) + 1, encoder):
+        if count <= 0 or not self.cache.can_admit(
+            hit, min(len(tokens) + 1 + self.limits.lookahead, self._room), encoder
+        ):
             return False
         slot = self._free_slots.pop()
         self._by_slot[slot] = sequence
@@ -252,6 +274,7 @@ class Scheduler:
         sequence.slot = slot
         self._table.fill(slot, sequence)
         self._table.computed[slot] = hit.tokens
+        self._drafting.fill(slot, sequence.request.sampling_params)
         if sequence.cached < 0:
             sequence.cached = hit.tokens
             sequence.scheduled = time.monotonic()
@@ -261,31 +284,12 @@ class Scheduler:
         if sequence.wants_scores:
             sequence.scores = []
         self.cache.admit(slot, hit, encoder)
-        added = self.cache.grow(slot, hit.tokens + count)
+        added = self.cache.grow(slot, self._target(slot, count))
         assert added is not None, "admission was reserved"
         draft.note_blocks(slot, 0, [list(self.cache.table(slot, g)) for g in range(len(added))])
-        draft.new.append(self._new_sequence(slot, sequence, tokens))
+        draft.new.append(sequence.taking(slot, tokens))
         draft.add(slot, count)
         return True
-
-    def _new_sequence(self, slot: int, sequence: Sequence, tokens: Ints) -> NewSequence:
-        request = sequence.request
-        return NewSequence(
-            slot=slot,
-            request_id=request.request_id,
-            token_ids=tokens,
-            prompt_length=len(sequence.prompt),
-            params=request.sampling_params,
-            eos_token_ids=[*request.eos_token_ids, *(request.sampling_params.stop_token_ids or ())],
-            seed=request.seed,
-            adapter=request.adapter,
-            bad_words=request.bad_words,
-            prompt_scored=not sequence.wants_scores,
-            processors=request.processors,
-            features=request.features or (),
-            pooling=request.pooling,
-            token_types=request.token_types,
-        )
 
     def _finish_plan(self, draft: PlanDraft) -> SchedulerOutput:
         table = self._table
@@ -297,6 +301,9 @@ class Scheduler:
         num_drafts = np.minimum(table.num_drafts[slots], np.maximum(counts - 1, 0)) if self.limits.num_drafts else None
         ends = starts + counts - (0 if num_drafts is None else num_drafts)
         samples = ends == table.known[slots]
+        draft_limits = None if num_drafts is None else self._drafting.limits_of(slots, samples)
+        if draft_limits is not None and num_drafts is not None and not num_drafts.any() and not draft_limits.any():
+            num_drafts = draft_limits = None  # a plain step, which may be a recorded one
         plan = SchedulerOutput(
             step_id=self._step,
             slots=slots,
@@ -308,6 +315,7 @@ class Scheduler:
             blocks=[(_ints(a), _ints(b), _ints(c)) for a, b, c in draft.blocks],
             drafts=table.drafts[slots] if num_drafts is not None else None,
             num_drafts=num_drafts,
+            draft_limits=draft_limits,
         )
         table.computed[slots] += counts
         table.known[slots[samples]] += 1
@@ -326,6 +334,7 @@ class Scheduler:
         table = self._table
         self._retired = plan.step_id
         rows = plan.slots[plan.samples]
+        self._drafting.measure(plan, result)
         tokens = np.asarray(result.sampled.token_ids, dtype=np.int32)
         events, self._pending_events = self._pending_events, []
         self._take_scores(result)
@@ -353,8 +362,8 @@ class Scheduler:
         alive = table.alive[rows].copy()
         accepted = (tokens[:, 1:] >= 0).sum(axis=1, dtype=np.int32) if tokens.shape[1] > 1 else None
         if accepted is not None and plan.num_drafts is not None:
-            self._rewind(rows, alive, accepted, plan.num_drafts[plan.samples])
-        self._take_drafts(rows, alive, result.next_drafts)
+            self._drafting.account(rows, alive, accepted, plan.num_drafts[plan.samples], plan.counts[plan.samples])
+        self._drafting.take(rows, alive, result.next_drafts)
         logprobs = result.sampled.logprobs
         events: list[CoreEvent] = []
         single = tokens[:, 0]
@@ -421,30 +430,10 @@ class Scheduler:
         event.finish, event.stop_reason = end_of(self._table, slot, event.token_ids[-1], request.eos_token_ids)
         event.cached_tokens = max(0, self._sequence(slot).cached)
         event.scheduled = self._sequence(slot).scheduled
+        event.drafts = self._drafting.totals(slot)
         self._publish(np.array([slot], dtype=np.int32))
         del self._sequences[request.request_id]
         self._leave(slot)
-
-    def _rewind(self, rows: Ints, alive: npt.NDArray[np.bool_], accepted: Ints, drafts: Ints) -> None:
-        """Take back what was planned for drafts that were refused, and count those that were kept."""
-        slots = rows[alive]
-        self._table.computed[slots] -= (drafts - accepted)[alive]
-        self._table.known[slots] += accepted[alive]
-        self.counters.drafts_proposed += int(drafts[alive].sum())
-        self.counters.draft_rounds += int((drafts[alive] > 0).sum())
-        self.counters.drafts_accepted += int(accepted[alive].sum())
-
-    def _take_drafts(self, rows: Ints, alive: npt.NDArray[np.bool_], drafts: Ints | None) -> None:
-        slots = rows[alive]
-        if drafts is None:
-            self._table.num_drafts[slots] = 0
-            return
-        width = drafts.shape[1]
-        self._table.drafts[slots, :width] = drafts[alive]
-        counts = (drafts[alive] >= 0).sum(axis=1)
-        # Drafts past the end of a sequence could never be used.
-        room = self._table.total[slots] - self._table.known[slots] - 1
-        self._table.num_drafts[slots] = np.clip(np.minimum(counts, room), 0, None)
 
     def _publish(self, slots: Ints) -> None:
         """Publish blocks that became full and free those behind windows, for sequences that crossed a block border."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jackfield.kv_cache import BlockHasher
-from jackfield.protocol import EngineCoreRequest, RepetitionDetection
+from jackfield.protocol import EngineCoreRequest, NewSequence, RepetitionDetection
 from jackfield.protocol.requests import TokenLogprobs
 
 Ints = npt.NDArray[np.int32]
@@ -31,7 +31,7 @@ class Sequence:
         request: as it came in. key: of the policy. hasher: of its blocks. output: tokens generated before a
             preemption. slot: while it runs, else -1.
         cached: prompt tokens found in the prefix cache at first admission. scheduled: time of that.
-        preemptions: how often it lost its slot.
+        preemptions: how often it lost its slot. draft_totals: rounds of drafts, drafts verified and drafts kept before.
         scores: log probabilities of prompt tokens, as far as they are known.
     """
 
@@ -44,6 +44,7 @@ class Sequence:
     cached: int = -1
     scheduled: float | None = None
     preemptions: int = 0
+    draft_totals: tuple[int, int, int] = (0, 0, 0)
     aborted: bool = False
     scores: list[TokenLogprobs] = field(default_factory=list)
 
@@ -64,6 +65,26 @@ class Sequence:
         """Prompt and output tokens that are known."""
         return len(self.prompt) + len(self.output)
 
+    def taking(self, slot: int, tokens: Ints) -> NewSequence:
+        """Return what workers need to know when it takes a slot; ``tokens`` are all that are known."""
+        request = self.request
+        return NewSequence(
+            slot=slot,
+            request_id=request.request_id,
+            token_ids=tokens,
+            prompt_length=len(self.prompt),
+            params=request.sampling_params,
+            eos_token_ids=[*request.eos_token_ids, *(request.sampling_params.stop_token_ids or ())],
+            seed=request.seed,
+            adapter=request.adapter,
+            bad_words=request.bad_words,
+            prompt_scored=not self.wants_scores,
+            processors=request.processors,
+            features=request.features or (),
+            pooling=request.pooling,
+            token_types=request.token_types,
+        )
+
 
 class SlotTable:
     """Per-slot arrays."""
@@ -82,6 +103,8 @@ class SlotTable:
         self.last_step: npt.NDArray[np.int64] = np.full(slots, -1, dtype=np.int64)
         self.drafts: Ints = np.full((slots, 0), -1, dtype=np.int32)
         self.num_drafts: Ints = np.zeros(slots, dtype=np.int32)
+        self.draft_totals: Ints = np.zeros((slots, 3), dtype=np.int32)
+        """Rounds, drafts verified and drafts kept."""
         self.repetition: dict[int, RepetitionDetection] = {}
         """Slots whose output ends when it repeats itself."""
 
@@ -101,6 +124,7 @@ class SlotTable:
         self.alive[slot] = True
         self.full_blocks[slot] = 0
         self.num_drafts[slot] = 0
+        self.draft_totals[slot] = sequence.draft_totals
         self.repetition.pop(slot, None)
         if (wish := request.sampling_params.repetition_detection) is not None:
             self.repetition[slot] = wish

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from jackfield.interfaces import (
     QuantizationMethod,
     Settings,
     TextConfig,
+    WeightMap,
 )
 from jackfield.interfaces.moe import ExpertsBackend
 from jackfield.layers.builder import BuildPlan, LayerAttention, LayerBuilder
@@ -83,7 +85,9 @@ class WorkerSpec:
             are computed before the steps that did so are accounted.
         plain: the method for layers that the checkpoint's method leaves alone. ops: provider, request and settings by
             op. processors: logits processors in order, with their settings.
-        open_tensors: opens the checkpoint. pooler: how hidden states become results, or None.
+        open_tensors: opens the checkpoint. pooler: how hidden states become results, or None. quantization_settings:
+            options of the quantization method. draft: the draft model, or None. vocabulary:
+            of a draft model: the target's id of each token, or None where they are the same.
     """
 
     config: Any
@@ -115,6 +119,9 @@ class WorkerSpec:
     open_tensors: Callable[[ModelFacts], Any]
     processors: tuple[tuple[type[LogitsProcessor], Settings], ...] = ()
     pooler: PoolerConfig | None = None
+    quantization_settings: Settings = field(default_factory=Settings)
+    draft: WorkerSpec | None = None
+    vocabulary: Any = None
 
 
 def build_model(
@@ -135,8 +142,9 @@ def build_model(
 
 def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicator) -> nn.Module:
     """Return the model, its parameters allocated and not filled."""
-    weights = spec.architecture.weight_map(spec.model_config, _container(spec))
-    method_spec = spec.quantization.parse(spec.facts.quantization_config)
+    weights = weight_map(spec)
+    parsed = spec.quantization.parse(spec.facts.quantization_config)
+    method_spec = spec.quantization.configure(parsed, spec.quantization_settings)
 
     def scheme(info: LayerInfo) -> LinearScheme | None:
         return spec.quantization.scheme(info, method_spec)
@@ -162,10 +170,16 @@ def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicato
         experts=spec.experts,
         weights=weights,
         tensors=spec.facts.tensors,
+        batch_invariant=bool(spec.config.get("model.batch_invariant")),
         max_length=spec.max_model_len,
     )
     model = spec.architecture.build(spec.model_config, LayerBuilder(plan))
     return model.eval()
+
+
+def weight_map(spec: WorkerSpec) -> WeightMap:
+    """Return where the checkpoint's tensors go."""
+    return spec.architecture.weight_map(spec.model_config, _container(spec))
 
 
 def attention_env(choice: AttentionChoice, block_size: int, device: torch.device) -> AttentionEnv:
@@ -186,12 +200,19 @@ def fill_model(spec: WorkerSpec, model: nn.Module, device: torch.device, progres
             value=spec.facts.path,
             remedy="add safetensors files, or set load_format to 'dummy' for random weights",
         )
-    weights = spec.architecture.weight_map(spec.model_config, _container(spec))
+    weights = _without_cache_scales(spec, weight_map(spec))
     if spec.load_format in READERS:
         fill_weights(model, open_stream(spec.load_format, spec.facts, device), weights, progress)
         return
     source = ReadAhead(spec.open_tensors(spec.facts), spec.config.get("model.load_threads"))
     fill_weights(model, source, weights, progress)
+
+
+def _without_cache_scales(spec: WorkerSpec, weights: WeightMap) -> WeightMap:
+    """Return the weight map that knows scales of the cache, which nothing takes: the report says so."""
+    cache = spec.quantization.cache_scheme(spec.quantization.parse(spec.facts.quantization_config))
+    names = () if cache is None else tuple(re.escape(name) for name in spec.facts.tensors if cache.is_scale(name))
+    return replace(weights, ignore=(*weights.ignore, *names))
 
 
 def state_layout(spec: WorkerSpec) -> StateLayout:

@@ -8,8 +8,8 @@ Legend: S slots, L longest sequence, M blocks of a sequence, T tokens, B sequenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ class StepInputs:
     """Inputs of one step.
 
     Args:
+        taps: what layers gave that were asked for, once the model ran.
         ids_T, positions_T: int64. steps: per cache group what attention sees. ends: [B] on the host: index after each
             sequence's last token. types_T: int64, or None where the model has no token types.
     """
@@ -37,6 +38,7 @@ class StepInputs:
     steps: list[AttentionStep]
     ends: npt.NDArray[np.int64]
     types_T: torch.Tensor | None = None
+    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 class InputBatch:

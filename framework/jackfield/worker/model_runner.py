@@ -5,6 +5,7 @@ Legend: T tokens, E width, B sequences, R rows that sample, K drafts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import Drafter, DraftOutcome, LogitsProcessor, MetadataBuilder, StreamApi, TextModel
+from jackfield.interfaces import Drafter, LogitsProcessor, MetadataBuilder, StreamApi, TargetStep, TextModel
 from jackfield.protocol import ModelRunnerOutput, SamplerOutput, SchedulerOutput
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
@@ -27,7 +28,8 @@ from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.pooling import Pooler, split_results
 from jackfield.worker.prompt_logprobs import score_prompts
-from jackfield.worker.speculation import propose, verify
+from jackfield.worker.speculation import Places, Speculation, SpeculationLimits
+from jackfield.worker.state_backup import StateBackup
 from jackfield.worker.transfer import Transfer
 
 Ints = npt.NDArray[np.int32]
@@ -41,8 +43,9 @@ class RunnerParts:
         model: built and loaded. batch: per-slot tables. caches: planes by layer. builders: metadata builders by
             attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
         stream_api: None where work is synchronous. graphs, pieces: recorded steps, or None.
-        processors: plugged logits processors by name. drafter: or None. num_drafts: K. vocab_size: drafts outside are
-            dropped. max_length: of a sequence. logprobs_mode: what log probabilities are of.
+        processors: plugged logits processors by name. drafter: or None. speculation: its limits. backup: of states,
+            where the model has some and there is a drafter. slots: sequences that run at once. logprobs_mode: what log
+            probabilities are of.
         features: embeddings that stand for placeholders, or None. pooler: makes vectors instead of tokens, or None.
         draw: the op ``draw_tokens``.
     """
@@ -58,9 +61,9 @@ class RunnerParts:
     pieces: PiecewiseGraphs | None = None
     processors: Mapping[str, LogitsProcessor] | None = None
     drafter: Drafter | None = None
-    num_drafts: int = 0
-    vocab_size: int = 0
-    max_length: int = 0
+    speculation: SpeculationLimits | None = None
+    backup: StateBackup | None = None
+    slots: int = 0
     logprobs_mode: LogprobsMode = "raw_logprobs"
     features: FeatureTable | None = None
     pooler: Pooler | None = None
@@ -74,6 +77,12 @@ class ModelRunner:
         self._parts = parts
         self._sampler = Sampler(parts.state, parts.processors, parts.logprobs_mode, parts.draw)
         self._stream = parts.stream_api.new_stream() if parts.stream_api else None
+        self._taps = tuple(parts.drafter.taps) if parts.drafter is not None else ()
+        self._speculation: Speculation | None = None
+        if parts.drafter is not None and parts.speculation is not None:
+            self._speculation = Speculation(
+                parts.drafter, self._sampler, parts.speculation, parts.slots, parts.transfer
+            )
 
     def launch(self, plan: SchedulerOutput) -> PendingStep:
         """Start a step: update the tables, forward, sample. Where the device is asynchronous nothing waits for it."""
@@ -111,6 +120,8 @@ class ModelRunner:
             return self._sample(plan, logits, plan.slots, plan.starts + 1)
         parts.batch.write_drafts(plan)
         inputs = parts.batch.prepare(plan)
+        if parts.backup is not None:
+            parts.backup.save(plan, inputs)
         hidden_TE = self._forward(inputs, plan if merges else None, replay=True)
         if parts.pooler is not None:
             return self._pool(plan, inputs, hidden_TE)
@@ -124,8 +135,19 @@ class ModelRunner:
             as_logits=self._sampler.as_logits,
         )
         pending = self._sample_any(plan, inputs, hidden_TE)
+        if plan.num_drafts is None or not plan.samples.any():
+            self._follow(plan, plan.counts, inputs, hidden_TE)
         pending.prompt_logprobs = scores
         return pending
+
+    def _follow(self, plan: SchedulerOutput, counts: Ints, inputs: StepInputs, hidden_TE: torch.Tensor) -> None:
+        """Show the drafter a step whose tokens are known now; ``counts`` [B] are those that count."""
+        if self._speculation is None:
+            return
+        first = inputs.ends - plan.counts
+        taps = [inputs.taps[layer] for layer in self._taps]
+        step = TargetStep(plan.slots, plan.starts, counts, plan.samples, first, hidden_TE, taps)
+        self._speculation.guard(lambda drafter: drafter.follow(step))
 
     def _sample_any(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
         parts = self._parts
@@ -144,8 +166,10 @@ class ModelRunner:
             parts.state.release(slot)
             if parts.features is not None:
                 parts.features.release(slot)
-        if plan.released and parts.drafter is not None:
-            parts.drafter.forget(plan.released)
+        if self._speculation is not None:
+            if plan.released:
+                self._speculation.release(plan.released)
+            self._speculation.fill(plan.new)
         parts.batch.fill(plan.new)
         parts.state.fill(plan.new)
         if parts.features is not None:
@@ -163,12 +187,15 @@ class ModelRunner:
             merged: the plan, when embeddings must be put in places of placeholders.
         """
         parts = self._parts
-        steps = dict(zip(parts.builders, inputs.steps, strict=True))
+        # Groups of a draft model come behind those of the target.
+        steps = dict(zip(parts.builders, inputs.steps, strict=False))
         metadata = {name: parts.builders[name].build(step) for name, step in steps.items()}
-        if replay and merged is None and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
+        recorded = replay and merged is None and not self._taps
+        if recorded and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
             return parts.pieces.replay(inputs, metadata)
         slots = {name: step.slots for name, step in steps.items()}
-        context = StepContext(parts.caches, metadata, slots, token_types=inputs.types_T)
+        context = StepContext(parts.caches, metadata, slots, token_types=inputs.types_T, taps=frozenset(self._taps))
+        inputs.taps = context.tapped
         hidden_TE = parts.model.embed(inputs.ids_T)
         if merged is not None and parts.features is not None:
             parts.features.merge(merged, inputs.ends, hidden_TE)
@@ -201,48 +228,59 @@ class ModelRunner:
     def _deliver(
         self, plan: SchedulerOutput, ids: torch.Tensor, logprobs: list[TokenLogprobs | None] | None = None
     ) -> PendingStep:
-        host = self._parts.transfer.fetch(ids.int())
+        host, speculation = self._parts.transfer.fetch(ids.int()), self._speculation
         by_row = None if logprobs is None else [None if item is None else [item] for item in logprobs]
 
         def finish() -> ModelRunnerOutput:
+            if speculation is not None:
+                speculation.note(plan, host.numpy())
             return ModelRunnerOutput(plan.step_id, SamplerOutput(host.numpy()[:, None], by_row))
 
         return PendingStep(finish)
 
     def _sample_with_drafts(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
         """Sample behind each row's last token and behind each of its drafts, verify, and draft for the next step."""
-        parts = self._parts
-        assert plan.num_drafts is not None
-        rows = np.flatnonzero(plan.samples)
-        drafts = plan.num_drafts[rows]
-        owner = np.repeat(np.arange(len(rows)), drafts + 1)
-        within = np.arange(len(owner)) - np.repeat(np.cumsum(drafts + 1) - drafts - 1, drafts + 1)
-        first = inputs.ends[rows] - 1 - drafts
-        hidden_RE = hidden_TE.index_select(0, parts.transfer.send(first[owner] + within))
-        logits = parts.model.logits(hidden_RE)
-        slots, known = plan.slots[rows], (plan.starts + plan.counts)[rows] - drafts
-        lengths = (known[owner] + within).astype(np.int32)
-        sample_rows = SampleRows(slots[owner], parts.transfer.send_index(slots[owner]), lengths, parts.batch.tokens)
-        ids, edited = self._sampler.sample(logits, sample_rows)
-        shown = edited if self._sampler.shows_processed else logits
-        logprobs = self._sampler.logprobs(shown, ids, slots[owner])
-        tokens, accepted = verify(plan, rows, drafts, owner, within, ids.cpu().numpy())
+        parts, speculation = self._parts, self._speculation
+        assert speculation is not None, "a plan has drafts, but there is no drafter"
+        places = Places.of(plan)
+        first = inputs.ends[places.rows] - 1 - places.drafts
+        hidden_NE = hidden_TE.index_select(0, parts.transfer.send(first[places.owner] + places.within))
+        logits, slots = parts.model.logits(hidden_NE), places.slots[places.owner]
+        rows = SampleRows(slots, parts.transfer.send_index(slots), places.lengths, parts.batch.tokens)
+        ids, edited = self._sampler.sample(logits, rows)
+        tokens, accepted = speculation.verify(plan, places, ids, edited)
         row, place = np.nonzero(tokens >= 0)
-        parts.batch.write_tokens(slots[row], known[row] + place, tokens[row, place])
-        grouped = None if logprobs is None else _group(logprobs, owner, len(rows))
-        output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, grouped))
-        if parts.drafter is not None:
-            parts.drafter.observe(DraftOutcome(slots, accepted))
-            output.next_drafts = propose(
-                parts.drafter,
-                slots,
-                known + (tokens >= 0).sum(1, dtype=np.int32),
-                parts.batch.tokens.cpu().numpy(),
-                width=parts.num_drafts,
-                max_length=parts.max_length,
-                vocab_size=parts.vocab_size,
-            )
+        parts.batch.write_tokens(places.slots[row], places.known[row] + place, tokens[row, place])
+        shown = edited if self._sampler.shows_processed else logits
+        output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, self._logprobs_of(tokens, places, shown)))
+        if parts.backup is not None:
+            parts.backup.restore(plan, places.rows[accepted < places.drafts])
+        counts = plan.counts.copy()
+        counts[places.rows] -= (places.drafts - accepted).astype(np.int32)
+        self._follow(plan, counts, inputs, hidden_TE)
+        speculation.observe(places, accepted)
+        lengths = places.known + (tokens >= 0).sum(1, dtype=np.int32)
+        wanted = None if plan.draft_limits is None else plan.draft_limits[places.rows]
+        began = time.monotonic()
+        # Behind the drafts that were kept is the state that the last token was sampled from.
+        last = parts.transfer.send_index(np.searchsorted(places.owner, np.arange(len(accepted))) + accepted)
+        final = parts.transfer.send_index(tokens[np.arange(len(accepted)), accepted])
+        output.next_drafts = speculation.propose(places.slots, lengths, wanted, hidden_NE[last], final)
+        output.draft_seconds = time.monotonic() - began
         return PendingStep(lambda: output)
+
+    def _logprobs_of(
+        self, tokens: Ints, places: Places, shown_NV: torch.Tensor
+    ) -> list[list[TokenLogprobs] | None] | None:
+        """Return log probabilities of the tokens that count, by row."""
+        slots = places.slots[places.owner]
+        chosen = tokens[places.owner, places.within]
+        kept = np.flatnonzero(chosen >= 0)
+        send = self._parts.transfer.send_index
+        if not (self._parts.state.logprobs[places.slots] > -2).any():
+            return None
+        logprobs = self._sampler.logprobs(shown_NV[send(kept)], send(chosen[kept]), slots[kept])
+        return None if logprobs is None else _group(logprobs, places.owner[kept], len(places.rows))
 
 
 def _nothing_sampled(plan: SchedulerOutput) -> PendingStep:

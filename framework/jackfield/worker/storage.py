@@ -20,18 +20,13 @@ Planes = Mapping[str, torch.Tensor]
 def allocate_cache(plan: CachePlan, device: torch.device) -> dict[int, Planes]:
     """Return the planes of each layer, ``[num_blocks, *page shape]``.
 
-    Where all groups store alike, layer j of every group shares one contiguous tensor per plane. Otherwise layers
-    share raw buffers in which each page holds
-    its planes one after another.
+    Where layer j of all groups stores alike, it shares one contiguous tensor per plane. Otherwise layers share raw
+    buffers in which each page holds its planes one after another.
     """
     layers: dict[int, Planes] = {}
-    specs = [spec for group in plan.groups for spec in group.specs]
-    if not specs:
-        return layers
-    alike = all(spec.same_storage(specs[0]) for spec in specs)
     for position, size in enumerate(buffer_pages(plan.groups, plan.block_size)):
         holders = [(g.layers[position], g.specs[position]) for g in plan.groups if position < len(g.layers)]
-        if alike:
+        if all(spec.same_storage(holders[0][1]) for _, spec in holders):
             planes = {p.name: _plane(p, plan, device) for p in holders[0][1].planes}
             layers.update((layer, planes) for layer, _ in holders)
         else:

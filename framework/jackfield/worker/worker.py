@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,20 +18,26 @@ from jackfield.interfaces import (
     LogitsEnv,
     LogitsProcessor,
     MetadataBuilder,
+    PoolerConfig,
     StepLimits,
 )
 from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache, retention_of
+from jackfield.kv_cache.planning import page_bytes
+from jackfield.loader import load_projection
 from jackfield.protocol import SchedulerOutput
 from jackfield.sampling import SamplingState
 from jackfield.sampling.sampler import Draw
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
+from jackfield.worker.draft_model import PagedDraftModel, join
 from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
 from jackfield.worker.input_batch import InputBatch
 from jackfield.worker.model_runner import ModelRunner, RunnerParts
 from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
-from jackfield.worker.pooling import Pooler
+from jackfield.worker.pooling import Heads, Pooler
+from jackfield.worker.speculation import SpeculationLimits
+from jackfield.worker.state_backup import StateBackup, backup_pages
 from jackfield.worker.storage import allocate_cache
 from jackfield.worker.transfer import Transfer
 from jackfield.worker.warmup import warm_up
@@ -48,28 +56,38 @@ class Worker:
         """Load the model, allocate the cache and return its plan. ``progress`` gets (bytes done, bytes in all)."""
         spec, device = self.spec, self._platform.device
         model = build_model(spec, device, self._communicator, progress)
-        plan = self._plan_cache()
+        draft = build_model(spec.draft, device, self._communicator) if spec.draft is not None else None
+        layout = join(self._groups(), spec.draft.attention if spec.draft is not None else ())
+        plan = self._plan_cache(layout.groups)
         transfer = Transfer(device)
         max_length = plan.max_model_len + spec.num_drafts
         typed = spec.model_config.token_types > 1
         batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, plan.groups, transfer, typed=typed)
+        spare = self._backup_pages(plan.groups)
+        caches = allocate_cache(replace(plan, num_blocks=plan.num_blocks + spare), device)
+        backup = StateBackup(plan.groups, caches, plan.num_blocks, spec.max_num_seqs) if spare else None
+        builders = self._builders(spec, batch, max_length)
+        drafting = None
+        if spec.draft is not None and draft is not None:
+            own = self._builders(spec.draft, batch, max_length)
+            drafting = PagedDraftModel(draft, spec.draft, batch, layout, own, caches, spec.model_config.vocab_size)
         parts = RunnerParts(
             model=model,  # type: ignore[arg-type]  # a torch module cannot be checked against a Protocol
             batch=batch,
-            caches=allocate_cache(plan, device),
-            builders=self._builders(batch, max_length),
+            caches=caches,
+            builders=builders,
             state=SamplingState(spec.max_num_seqs, device),
             transfer=transfer,
             stream_api=self._platform.stream_api(),
             processors=self._processors(),
-            drafter=self._drafter(model, max_length),
-            num_drafts=spec.num_drafts,
-            vocab_size=spec.model_config.vocab_size,
-            max_length=plan.max_model_len,
+            drafter=self._drafter(model, max_length, drafting),
+            backup=backup,
+            speculation=self._speculation_limits(plan.max_model_len),
+            slots=spec.max_num_seqs,
             logprobs_mode=spec.config.get("sampling.logprobs_mode"),
             features=FeatureTable(transfer, getattr(torch, spec.dtype), spec.model_config.hidden_size),
             draw=self._draw(),
-            pooler=Pooler(spec.pooler, getattr(model, "classify", None)) if spec.pooler else None,
+            pooler=Pooler(spec.pooler, self._heads(spec.pooler, model)) if spec.pooler else None,
         )
         self._runner = ModelRunner(parts)
         if spec.platform.asynchronous:
@@ -91,8 +109,13 @@ class Worker:
         """Start a step."""
         return self._runner.launch(plan)
 
-    def _builders(self, batch: InputBatch, max_length: int) -> dict[str, MetadataBuilder]:
-        spec = self.spec
+    def _heads(self, pooler: PoolerConfig, model: Any) -> Heads:
+        """Return what the model has behind its hidden states."""
+        dense = tuple((one, load_projection(one, self._platform.device)) for one in pooler.projections)
+        classify, logits, project = (getattr(model, name, None) for name in ("classify", "logits", "project"))
+        return Heads(classify, logits, project, dense)
+
+    def _builders(self, spec: WorkerSpec, batch: InputBatch, max_length: int) -> dict[str, MetadataBuilder]:
         limits = StepLimits(spec.max_num_batched_tokens, spec.max_num_seqs, batch.max_blocks, max_length)
         builders = {}
         for choice in spec.attention:
@@ -110,7 +133,17 @@ class Worker:
         provider, request, settings = self.spec.ops["draw_tokens"]
         return provider.build("draw_tokens", request, settings)
 
-    def _drafter(self, model: nn.Module, max_length: int) -> Drafter | None:
+    def _speculation_limits(self, max_length: int) -> SpeculationLimits:
+        spec = self.spec
+        return SpeculationLimits(
+            spec.num_drafts,
+            max_length,
+            spec.model_config.vocab_size,
+            spec.config.get("speculative.rejection_sample_method"),
+            greedy_drafts=spec.config.get("speculative.draft_sample_method") == "greedy",
+        )
+
+    def _drafter(self, model: nn.Module, max_length: int, drafting: PagedDraftModel | None) -> Drafter | None:
         spec = self.spec
         if spec.drafter is None or spec.drafter_request is None:
             return None
@@ -121,6 +154,7 @@ class Worker:
             self._platform.device,
             spec.drafter_settings,
             target=model,
+            build=None if drafting is None else lambda: drafting,
         )
         return spec.drafter.build(env)
 
@@ -140,16 +174,22 @@ class Worker:
         )
         self._runner.record(graphs, pieces)
 
-    def _plan_cache(self) -> CachePlan:
-        spec = self.spec
-        groups = [
+    def _groups(self) -> list[CacheGroup]:
+        return [
             CacheGroup(c.name, c.layers, (c.spec,) * len(c.layers), c.spec.window, retention_of(c.request.kind, c.spec))
-            for c in spec.attention
+            for c in self.spec.attention
         ]
+
+    def _backup_pages(self, groups: Sequence[CacheGroup]) -> int:
+        return backup_pages(groups, self.spec.max_num_seqs) if self.spec.drafter is not None else 0
+
+    def _plan_cache(self, groups: Sequence[CacheGroup]) -> CachePlan:
+        spec = self.spec
         budget = spec.kv_cache_memory
         if budget is None:
             memory = self._platform.memory()
             budget = max(0, int(memory.total * spec.memory_utilization) - (memory.total - memory.free))
+        budget = max(0, budget - self._backup_pages(groups) * page_bytes(groups, spec.block_size))
         return plan_cache(
             groups,
             spec.block_size,

@@ -17,9 +17,11 @@ class FlashAttnBackend(TritonBackend):
 
     name = "flash_attn"
     summary = "torch's FlashAttention for prefill, Triton for decode"
+    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
     features: ClassVar[frozenset[str]] = frozenset({"prefill", "chunked_prefill", "decode", "mixed", "gqa"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2", "torch>=2.11")
+    narrow: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:

@@ -33,7 +33,7 @@ class NativeCpuBackend(AttentionBackend):
     name = "native_cpu"
     summary = "paged attention in C for short queries, torch's for long ones"
     kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
-    features: ClassVar[frozenset[str]] = TorchSdpaBackend.features - {"alibi", "sinks"}
+    features: ClassVar[frozenset[str]] = TorchSdpaBackend.features - {"alibi", "sinks"} | {"batch_invariant"}
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     host_lengths: ClassVar[HostLengths] = HostLengths.EXACT

@@ -39,6 +39,11 @@ class NativeMetadata:
 class NativeMetadataBuilder(SdpaMetadataBuilder):
     """Sorts a step into rows and long queries."""
 
+    def __init__(self, env: AttentionEnv) -> None:
+        super().__init__(env)
+        # Torch's code cuts long queries as it sees fit, so that none is long where results must not depend on that.
+        self._limit = np.iinfo(np.int32).max if "batch_invariant" in env.request.needs else ROW_LIMIT
+
     def build(self, step: AttentionStep) -> NativeMetadata:  # type: ignore[override]  # rows are of another kind
         """Return the metadata of ``step``."""
         assert step.lengths_host is not None
@@ -47,13 +52,13 @@ class NativeMetadataBuilder(SdpaMetadataBuilder):
             token = np.arange(step.num_sequences, dtype=np.int32)
             return NativeMetadata(self._seen(token, token, lengths), step.block_table, [])
         counts = np.diff(starts)
-        short = np.flatnonzero(counts <= ROW_LIMIT)
+        short = np.flatnonzero(counts <= self._limit)
         sequence = np.repeat(short, counts[short])
         within = np.arange(len(sequence)) - np.repeat(np.cumsum(counts[short]) - counts[short], counts[short])
         rows = self._seen(starts[sequence] + within, sequence, lengths[sequence] - counts[sequence] + within + 1)
         long = [
             self._long(step, int(b), int(starts[b]), int(starts[b + 1]), int(lengths[b]))
-            for b in np.flatnonzero(counts > ROW_LIMIT)
+            for b in np.flatnonzero(counts > self._limit)
         ]
         return NativeMetadata(rows, step.block_table, long)
 

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
+from jackfield_attention.state_scans import (
+    decayed_attention,
+    decayed_step,
+    delta_attention,
+    delta_step,
+    selective_scan,
+    selective_step,
+)
 
 State = Mapping[str, torch.Tensor]
 Inputs = Mapping[str, torch.Tensor]
@@ -94,13 +103,26 @@ def convolve(
     """Write the activation of each channel's causal convolution, going on from the last W - 1 tokens in ``plane``
     [pages, C, W - 1], and keep the last ones of this step there.
     """
-    keep = weight_CW.shape[1] - 1
     first = slice(0, metadata.decodes)
     if metadata.decodes:
         seen_DCW = torch.cat((metadata.load(plane, first).to(x_TC.dtype), x_TC[first].unsqueeze(-1)), -1)
         sums = (seen_DCW * weight_CW).sum(-1)
         out_TC[first] = activation(sums if bias_C is None else sums + bias_C)
         metadata.store(plane, first, seen_DCW[..., 1:])
+    convolve_long(x_TC, weight_CW, bias_C, plane, metadata, out_TC, activation)
+
+
+def convolve_long(
+    x_TC: torch.Tensor,
+    weight_CW: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    plane: torch.Tensor,
+    metadata: StateMetadata,
+    out_TC: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Do so for sequences with more than one new token."""
+    keep = weight_CW.shape[1] - 1
     for index, tokens in metadata.long():
         seen_CL = torch.cat((metadata.load(plane, index).to(x_TC.dtype), x_TC[tokens].T), -1)
         sums_CT = F.conv1d(seen_CL, weight_CW.unsqueeze(1), bias_C, groups=len(weight_CW))
@@ -111,6 +133,14 @@ def convolve(
 def same(x: torch.Tensor) -> torch.Tensor:
     """Return ``x``: no activation."""
     return x
+
+
+RECURRENCES: Mapping[str, tuple[Recurrence, Recurrence]] = {
+    "selective": (selective_scan, selective_step),
+    "decayed": (decayed_attention, decayed_step),
+    "delta": (delta_attention, delta_step),
+}
+"""Each for tokens of one sequence, and for one token of each of many."""
 
 
 class StateLayer:
@@ -131,30 +161,59 @@ class StateLayer:
         """See RecurrentLayer."""
         convolve(x_TC, weight_CW, bias_C, state["conv"], metadata, out_TC)
 
+    def advance(
+        self,
+        recurrence: str,
+        inputs: tuple[torch.Tensor, ...],
+        plane: torch.Tensor,
+        metadata: StateMetadata,
+        out: torch.Tensor,
+        added: torch.Tensor | None = None,
+        constants: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        """Advance states by the new tokens.
+
+        Args:
+            recurrence: which of ``RECURRENCES``. inputs: [T, ...] each. plane: the states. out: [T, ...]. added: what
+                is added to the outputs. constants: what comes before the inputs.
+        """
+        long, step = (partial(work, *constants) for work in RECURRENCES[recurrence])
+        run_steps(step, inputs, plane, metadata, out, added)
+        run_long(long, inputs, plane, metadata, out, added)
+
     def commit(self, state: State, metadata: StateMetadata, accepted: torch.Tensor) -> None:
         """States of drafts are not kept."""
         raise NotImplementedError("states of draft tokens are not kept")
 
 
-def run(
-    long: Recurrence,
+def run_steps(
     step: Recurrence,
     inputs: tuple[torch.Tensor, ...],
     plane: torch.Tensor,
     metadata: StateMetadata,
     out: torch.Tensor,
-    added: torch.Tensor | None = None,
+    added: torch.Tensor | None,
 ) -> None:
-    """Run a recurrence: all single tokens at once by ``step``, longer pieces one by one by ``long``.
-
-    Args:
-        long, step: take ``inputs`` and the states, return outputs and the states behind them. inputs: [T, ...].
-            plane: the states. added: what is added to the outputs.
+    """Advance all sequences with one new token at once. ``step`` takes ``inputs`` and the states, and returns outputs
+    and the states behind them; the rest as in :meth:`StateLayer.advance`.
     """
     first = slice(0, metadata.decodes)
-    jobs: list[tuple[Recurrence, slice | int, slice]] = [(step, first, first)] if metadata.decodes else []
-    jobs += [(long, index, tokens) for index, tokens in metadata.long()]
-    for work, index, tokens in jobs:
-        o, last = work(*(value[tokens] for value in inputs), metadata.load(plane, index))
+    if metadata.decodes:
+        o, last = step(*(value[first] for value in inputs), metadata.load(plane, first))
+        out[first] = (o if added is None else o + added[first]).to(out.dtype)
+        metadata.store(plane, first, last)
+
+
+def run_long(
+    long: Recurrence,
+    inputs: tuple[torch.Tensor, ...],
+    plane: torch.Tensor,
+    metadata: StateMetadata,
+    out: torch.Tensor,
+    added: torch.Tensor | None,
+) -> None:
+    """Advance sequences with more tokens one by one; see :func:`run_steps`."""
+    for index, tokens in metadata.long():
+        o, last = long(*(value[tokens] for value in inputs), metadata.load(plane, index))
         out[tokens] = (o if added is None else o + added[tokens]).to(out.dtype)
         metadata.store(plane, index, last)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from jackfield_attention.state_scans import decayed_attention, decayed_step, delta_attention, delta_step
-from jackfield_attention.state_steps import Inputs, State, StateLayer, StateMetadata, run
+from jackfield_attention.state_steps import Inputs, State, StateLayer, StateMetadata
 
 LENGTH_EPS = 1e-6
 
@@ -20,7 +19,7 @@ class LinearLayer(StateLayer):
         v = inputs["v"].float()
         q, k = (_spread(inputs[name].float(), v.shape[1]) for name in ("q", "k"))
         g = inputs["g"].float().expand(len(v), -1)
-        run(decayed_attention, decayed_step, (q, k, v, g), state["state"], metadata, out)
+        self.advance("decayed", (q, k, v, g), state["state"], metadata, out)
 
 
 class DeltaLayer(StateLayer):
@@ -34,7 +33,7 @@ class DeltaLayer(StateLayer):
         q, k = (_spread(_unit(inputs[name].float()), v.shape[1]) for name in ("q", "k"))
         q = q * q.shape[-1] ** -0.5
         decays = g if g.dim() == 3 else g.unsqueeze(-1)
-        run(delta_attention, delta_step, (q, k, v, decays, beta), state["state"], metadata, out)
+        self.advance("delta", (q, k, v, decays, beta), state["state"], metadata, out)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

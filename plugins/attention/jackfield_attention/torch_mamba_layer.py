@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
-from jackfield_attention.state_scans import decayed_attention, decayed_step, selective_scan, selective_step
-from jackfield_attention.state_steps import Inputs, State, StateLayer, StateMetadata, run
+from jackfield_attention.state_steps import Inputs, State, StateLayer, StateMetadata
 
 
 class Mamba1Layer(StateLayer):
@@ -18,8 +15,9 @@ class Mamba1Layer(StateLayer):
         """See RecurrentLayer. ``out`` is [T, I]."""
         x, b, c = (inputs[name].float() for name in ("x", "b", "c"))
         dt = F.softplus(inputs["dt"].float())
-        scan, step = (partial(work, inputs["a"]) for work in (selective_scan, selective_step))
-        run(scan, step, (x, dt, b, c), state["state"], metadata, out, inputs["d"] * x)
+        self.advance(
+            "selective", (x, dt, b, c), state["state"], metadata, out, inputs["d"] * x, constants=(inputs["a"],)
+        )
 
 
 class Mamba2Layer(StateLayer):
@@ -37,4 +35,4 @@ class Mamba2Layer(StateLayer):
         q, k = (value.repeat_interleave(repeats, 1) for value in (c, b))
         v, g = x * dt.unsqueeze(-1), dt * inputs["a"]
         skip = inputs["d"].unsqueeze(-1) * x
-        run(decayed_attention, decayed_step, (q, k, v, g), state["state"], metadata, out, skip)
+        self.advance("decayed", (q, k, v, g), state["state"], metadata, out, skip)

@@ -80,7 +80,9 @@ class MlaLayer:
         assert total is not None
         return total.transpose(0, 1).to(q_NHD.dtype)
 
-    def _over(self, q_NHD: torch.Tensor, latents_LJ: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _over(
+        self, q_NHD: torch.Tensor, latents_LJ: torch.Tensor, offset: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what queries mix of a part of the context, [H, N, V], and log-sum-exps [H, N]. ``offset``: place of
         the part's first token, seen from the first query.
         """

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MIN_CAPABILITY = (8, 0)
 LARGEST_HEAD = 256
+NARROW = frozenset({"float8_e4m3fn", "float8_e5m2"})
+NARROW_CAPABILITY = (8, 9)
 LARGEST_GROUP = 64
 """Query heads that may share a cache head: the rows of one tile."""
 
@@ -35,7 +37,7 @@ class TritonBackend(AttentionBackend):
 
     name = "triton"
     summary = "paged attention in Triton: split-key decode, tiled prefill"
-    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding", "chunked_local"})
     features: ClassVar[frozenset[str]] = frozenset(
         {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "sinks"}
     )
@@ -56,11 +58,13 @@ class TritonBackend(AttentionBackend):
     graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
     host_lengths: ClassVar[HostLengths] = HostLengths.UPPER_BOUND
     prepares: ClassVar[bool] = True
+    narrow: ClassVar[frozenset[str]] = NARROW
+    """Types that a cache may have besides the computation's."""
 
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
         """Reject old devices, caches of another type, and head sizes past 256 or unlike for keys and values."""
-        return tuple(_limits(request))
+        return tuple(_limits(request, cls.narrow))
 
     @classmethod
     def preference(cls, request: AttentionRequest) -> Preference:
@@ -90,7 +94,7 @@ class TritonBackend(AttentionBackend):
         return TritonLayer(env)
 
 
-def _limits(request: AttentionRequest) -> list[Reason]:
+def _limits(request: AttentionRequest, narrow: frozenset[str]) -> list[Reason]:
     found = []
     device, size = request.device, request.head_size
     if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
@@ -101,9 +105,13 @@ def _limits(request: AttentionRequest) -> list[Reason]:
     if request.value_head_size not in (0, size):
         detail = f"{request.value_head_size} differs from the key's {size}"
         found.append(Reason("value_head_size", "value_head_size", detail))
-    if request.cache_dtype not in ("", request.dtype):
+    if request.cache_dtype not in ("", request.dtype, *narrow):
         detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
-        found.append(Reason("cache_dtype", "cache_dtype", detail, f"set cache.cache_dtype to {request.dtype}"))
+        remedy = f"set cache.cache_dtype to one of: {', '.join((request.dtype, *sorted(narrow)))}"
+        found.append(Reason("cache_dtype", "cache_dtype", detail, remedy))
+    elif request.cache_dtype in narrow and device is not None and (0, 0) < device.capability < NARROW_CAPABILITY:
+        version = ".".join(map(str, device.capability))
+        found.append(Reason("cache_dtype", "cache_dtype", f"8-bit floats need capability 8.9, not {version}"))
     if request.local_heads > LARGEST_GROUP * request.local_kv_heads:
         detail = f"{request.local_heads} query heads on {request.local_kv_heads} cache heads are more than 64 to one"
         found.append(Reason("group", "num_heads", detail))

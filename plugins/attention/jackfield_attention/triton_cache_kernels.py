@@ -8,6 +8,16 @@ import triton.language as tl
 
 
 @triton.jit
+def stored(x, kind: tl.constexpr):
+    """Return ``x`` in the cache's type; numbers beyond a narrow one's become its largest."""
+    if kind == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
+    elif kind == tl.float8e5:
+        x = tl.clamp(x.to(tl.float32), -57344.0, 57344.0)
+    return x.to(kind)
+
+
+@triton.jit
 def write_kernel(
     k, v, k_cache, v_cache, slots, heads, k_row, k_head, v_row, v_head, kc_page, kc_head, kc_token, vc_page, vc_head,
     vc_token, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
@@ -15,6 +25,7 @@ def write_kernel(
     """Grid: (tokens, parts of HEADS heads). A negative slot is not written."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    KIND: tl.constexpr = k_cache.dtype.element_ty
     if slot >= 0:
         head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         column = tl.arange(0, WIDTH)[None, :]
@@ -22,8 +33,8 @@ def write_kernel(
         page, place = slot // PAGE, slot % PAGE
         keys = tl.load(k + token * k_row + head * k_head + column, mask=mask)
         values = tl.load(v + token * v_row + head * v_head + column, mask=mask)
-        tl.store(k_cache + page * kc_page + place * kc_token + head * kc_head + column, keys, mask=mask)
-        tl.store(v_cache + page * vc_page + place * vc_token + head * vc_head + column, values, mask=mask)
+        tl.store(k_cache + page * kc_page + place * kc_token + head * kc_head + column, stored(keys, KIND), mask=mask)
+        tl.store(v_cache + page * vc_page + place * vc_token + head * vc_head + column, stored(values, KIND), mask=mask)
 
 
 @triton.jit
@@ -66,6 +77,7 @@ def _prepare_heads(
     A thread holds both members of its pairs, so that writing in place cannot race with reading.
     """
     TYPE: tl.constexpr = source.dtype.element_ty
+    KIND: tl.constexpr = target.dtype.element_ty
     REST: tl.constexpr = D - 2 * HALF
     pair, other = tl.arange(0, HALF_WIDTH), 2 * HALF + tl.arange(0, REST_WIDTH)
     in_pair, in_rest = pair < HALF, other < D
@@ -91,10 +103,10 @@ def _prepare_heads(
         high = high * cos + low * sin
         low = turned
     mask = mask & keep
-    tl.store(target[:, None] + pair[None, :], low.to(TYPE), mask=mask)
-    tl.store(target[:, None] + HALF + pair[None, :], high.to(TYPE), mask=mask)
+    tl.store(target[:, None] + pair[None, :], stored(low.to(TYPE), KIND), mask=mask)
+    tl.store(target[:, None] + HALF + pair[None, :], stored(high.to(TYPE), KIND), mask=mask)
     if REST > 0:
-        tl.store(target[:, None] + other[None, :], rest.to(TYPE), mask=rest_mask & keep)
+        tl.store(target[:, None] + other[None, :], stored(rest.to(TYPE), KIND), mask=rest_mask & keep)
 
 
 @triton.jit
@@ -153,4 +165,4 @@ def qk_norm_rope_write_kernel(
         mask = (rows < K_HEADS) & (column < D) & (slot >= 0)
         values = tl.load(source + (Q_HEADS + K_HEADS + rows) * D + column, mask=mask)
         target = v_cache + page * vc_page + place * vc_token + rows.to(tl.int64) * vc_head
-        tl.store(target + column, values, mask=mask)
+        tl.store(target + column, stored(values, target.dtype.element_ty), mask=mask)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jackfield_attention.triton_tile_kernels import attend_tile, divided, with_sink
+from jackfield_attention.triton_tile_kernels import attend_tile, divided, lowest, with_sink
 
 
 @triton.jit
@@ -129,8 +129,8 @@ def decode_kernel(
         start = tl.load(query_start + sequence)
         count = tl.load(query_start + sequence + 1) - start
     begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - count - WINDOW + 1, 0) // TILE * TILE
+    if WINDOW != 0:
+        begin = lowest(tl.maximum(length - count, 0), WINDOW) // TILE * TILE
     each = tl.maximum(tl.cdiv(tl.cdiv(length - begin, TILE), splits), 1)
     active = tl.maximum(tl.cdiv(length - begin, each * TILE), 1)
     if MERGE == 1:

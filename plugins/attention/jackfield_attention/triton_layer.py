@@ -30,7 +30,8 @@ class TritonLayer:
         self.heads, self.kv_heads, self.size = request.local_heads, request.local_kv_heads, request.head_size
         self.block = env.block_size
         self.group = group_of(env)
-        self.window = request.window if request.kind == "sliding" and request.window else 0
+        # Kernels are told of windows one behind the other by a negative number.
+        self.window = (request.window or 0) * {"sliding": 1, "chunked_local": -1}.get(request.kind, 0)
         self.softcap = request.softcap
         self.scale = request.scale
         self.sinks = env.sinks

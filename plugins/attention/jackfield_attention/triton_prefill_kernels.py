@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jackfield_attention.triton_tile_kernels import attend_tile, divided, with_sink
+from jackfield_attention.triton_tile_kernels import attend_tile, divided, lowest, with_sink
 
 
 @triton.jit
@@ -43,9 +43,9 @@ def _see_all(
     mixed = tl.zeros((ROWS, WIDTH), tl.float32)
     diagonal = (base + 1) // TILE * TILE
     whole = 0
-    if WINDOW > 0:
-        whole = tl.minimum(tl.cdiv(tl.maximum(stop - WINDOW, 0), TILE) * TILE, diagonal)
-        edge = tl.minimum(tl.maximum(base + 1 - WINDOW, 0) // TILE * TILE, whole)
+    if WINDOW != 0:
+        whole = tl.minimum(tl.cdiv(lowest(stop - 1, WINDOW), TILE) * TILE, diagonal)
+        edge = tl.minimum(lowest(base, WINDOW) // TILE * TILE, whole)
         mixed, best, total = _see_range(
             q, mixed, best, total, k, v, table, edge, whole, stop, limit, scale, cap, k_page, k_token, v_page, v_token,
             D, WIDTH, PAGE, TILE, WINDOW, CAPPED, True,

@@ -47,6 +47,17 @@ def capped(scores, cap):
 
 
 @triton.jit
+def lowest(position, WINDOW: tl.constexpr):
+    """Return the first key that a token sees: of a sliding window of WINDOW tokens or, where that is negative, of
+    windows of so many tokens that lie one behind the other.
+    """
+    if WINDOW > 0:
+        return tl.maximum(position - WINDOW + 1, 0)
+    else:
+        return position // -WINDOW * -WINDOW
+
+
+@triton.jit
 def attend_tile(
     q, mixed, best, total, k, v, table, first, stop, limit, scale, cap, k_page, k_token, v_page, v_token,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
@@ -54,25 +65,26 @@ def attend_tile(
 ):  # fmt: skip
     """Fold keys ``first`` to ``first + TILE`` into (mixed, best, total).
 
-    A row sees keys below ``limit``, and with a window only the last WINDOW of them.
+    A row sees keys below ``limit``, and with a window (WINDOW is not 0) only those from :func:`lowest` on.
     """
     key = first + tl.arange(0, TILE)
     page, place = locate(table, first, stop, PAGE, TILE)
-    keys = load_tile(k, page * k_page + place * k_token, key, stop, D, WIDTH, MASKED)
+    # Narrow caches are widened here; the products are in the queries' type.
+    keys = load_tile(k, page * k_page + place * k_token, key, stop, D, WIDTH, MASKED).to(q.dtype)
     scores = tl.dot(q, tl.trans(keys), input_precision="tf32x3") * scale
     if CAPPED:
         scores = capped(scores, cap)
     if MASKED:
         seen = key[None, :] < limit[:, None]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] >= limit[:, None] - WINDOW)
+        if WINDOW != 0:
+            seen = seen & (key[None, :] >= lowest(limit - 1, WINDOW)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     new_best = tl.maximum(best, tl.max(scores, 1))
     weights = tl.math.exp2(scores - new_best[:, None])
     keep = tl.math.exp2(best - new_best)
     total = total * keep + tl.sum(weights, 1)
     mixed = mixed * keep[:, None]
-    values = load_tile(v, page * v_page + place * v_token, key, stop, D, WIDTH, MASKED)
+    values = load_tile(v, page * v_page + place * v_token, key, stop, D, WIDTH, MASKED).to(q.dtype)
     mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="tf32x3")
     return mixed, new_best, total
 

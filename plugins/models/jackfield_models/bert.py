@@ -6,22 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jackfield.errors import CheckpointError
 from jackfield.interfaces import AttentionGroup, BuildContext, ConfigReader, PoolerConfig, WeightMap
 from jackfield_models.decoder import POST, Decoder, DecoderConfig, expect
+from jackfield_models.labels import read_labels
 from jackfield_models.names import Names, weight_map
 
 if TYPE_CHECKING:
     from torch import nn
 
-TASK_ACTIVATIONS = {
-    "regression": "",
-    "single_label_classification": "softmax",
-    "multi_label_classification": "sigmoid",
-}
-"""What HF's ``problem_type`` makes of scores."""
-MODULE_ACTIVATIONS = {"Identity": "", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-"""Torch modules that sentence-transformers may name."""
 HEADS = (r"cls\..*", r"lm_head\..*", r"vocab_(transform|layer_norm|projector)\..*", r"qa_outputs\..*")
 """Heads over tokens, which no vector needs."""
 BUFFERS = (r"(\w+\.)?embeddings\.(position_ids|token_type_ids)",)
@@ -36,7 +28,8 @@ class EncoderConfig(DecoderConfig):
         labels: scores of the head, or 0. label_activation: from scores to probabilities, as in PoolerConfig.
         label_pooling: what the head sees: ``cls`` or ``mean``. dense_activation: between the head's two projections.
         dense_bias: whether the first one adds a bias. dense_norm: whether a norm comes between them.
-        first_norm: whether the first layer has a norm before attention.
+        first_norm: whether the first layer has a norm before attention. vector_size: of the vectors of tokens, where a
+            projection makes them, or 0.
     """
 
     labels: int = 0
@@ -46,6 +39,7 @@ class EncoderConfig(DecoderConfig):
     dense_bias: bool = True
     dense_norm: bool = False
     first_norm: bool = True
+    vector_size: int = 0
 
     def modules(self) -> frozenset[str]:
         """See DecoderConfig."""
@@ -54,6 +48,7 @@ class EncoderConfig(DecoderConfig):
             "dense": bool(self.labels),
             "dense_norm": bool(self.labels) and self.dense_norm,
             "labels": bool(self.labels),
+            "project": bool(self.vector_size),
         }
         return DecoderConfig.modules(self) | {name for name, is_there in there.items() if is_there}
 
@@ -87,17 +82,10 @@ class Encoder(Decoder):
     @classmethod
     def head(cls, hf: ConfigReader) -> dict[str, Any]:
         """Return the head's part of the configuration."""
-        own = hf.section("sentence_transformers")
-        word = hf.get("sbert_ce_default_activation_function")
-        if own is not None:
-            own.ignore("version")
-            word = own.get("activation_fn") or word
+        labels, activation = read_labels(hf)
         if not cls.name.endswith("ForSequenceClassification"):
-            hf.ignore("num_labels")
             return {}
-        named = hf.get("id2label")
-        labels = len(named) if named else int(hf.get("num_labels", 2))
-        return {"labels": labels, "label_activation": activation_of(word, hf.get("problem_type"), labels)}
+        return {"labels": labels, "label_activation": activation}
 
     @classmethod
     def details(cls, hf: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,8 +108,9 @@ class Encoder(Decoder):
         return tuple(replace(group, kind="encoder") for group in super().attention_groups(config))
 
     @classmethod
-    def pooler(cls, config: EncoderConfig) -> PoolerConfig:
+    def pooler(cls, config: DecoderConfig) -> PoolerConfig:
         """See ModelArchitecture: a checkpoint of sentence-transformers says how vectors are made."""
+        assert isinstance(config, EncoderConfig)
         method = config.label_pooling if config.labels else "mean"
         return PoolerConfig(method=method, normalize=False, labels=config.labels, activation=config.label_activation)
 
@@ -186,6 +175,26 @@ class BertLabels(Bert):
     name = "BertForSequenceClassification"
     summary = "BERT: classifiers and cross-encoders"
     kinds = frozenset({"BertForSequenceClassification"})
+
+
+class ColBert(Bert):
+    """``HF_ColBERT``: BERT whose tokens' hidden states go through one projection (ColBERT, arXiv:2004.12832)."""
+
+    name = "HF_ColBERT"
+    summary = "ColBERT: texts are compared token by token"
+    kinds = frozenset({"HF_ColBERT"})
+    names = Names({**BERT_TOP, "project": "linear"}, BERT_LAYER, "bert.encoder.layer", ignore=(), droppable="bert.")
+
+    @classmethod
+    def around(cls, hf: ConfigReader) -> dict[str, Any]:
+        """See Encoder."""
+        return {**super().around(hf), "vector_size": int(hf.get("dim", 128))}
+
+    @classmethod
+    def pooler(cls, config: DecoderConfig) -> PoolerConfig:
+        """See ModelArchitecture."""
+        assert isinstance(config, EncoderConfig)
+        return PoolerConfig(method="cls", size=config.vector_size, late_interaction=True)
 
 
 class Roberta(Bert):
@@ -285,28 +294,3 @@ class DistilBertLabels(DistilBert):
     name = "DistilBertForSequenceClassification"
     summary = "DistilBERT: classifiers"
     kinds = frozenset({"DistilBertForSequenceClassification"})
-
-
-def activation_of(module: Any, task: Any, labels: int) -> str:
-    """Return what makes probabilities of scores.
-
-    Args:
-        module: path of a torch module, as sentence-transformers writes it, or None. task: HF's ``problem_type``, or
-            None. labels: how many; without either word one score becomes a probability by itself, and several together.
-
-    Raises:
-        CheckpointError: one of the words is not known.
-    """
-    known, word, key = TASK_ACTIVATIONS, task, "problem_type"
-    if module is not None:
-        known, word, key = MODULE_ACTIVATIONS, str(module).rpartition(".")[2], "sentence_transformers.activation_fn"
-    if word is None:
-        return "sigmoid" if labels == 1 else "softmax"
-    if word not in known:
-        raise CheckpointError(
-            f"'{word}' does not say how scores become probabilities",
-            field=f"config.json: {key}",
-            value=module or task,
-            remedy=f"known: {', '.join(known)}",
-        )
-    return known[word]

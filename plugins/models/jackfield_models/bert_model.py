@@ -28,6 +28,7 @@ class EncoderModel(nn.Module):
         self.layers = nn.ModuleList(block(i, config.of_layer(i), group_of, ctx) for i in range(config.num_layers))
         self.norm = _norm("norm", config, ctx) if config.final_norm else None
         self.head = LabelHead(config, ctx) if config.labels else None
+        self.vectors = ctx.linear("project", width, config.vector_size) if config.vector_size else None
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         """Return the tokens' own embeddings [T, E]."""
@@ -49,6 +50,11 @@ class EncoderModel(nn.Module):
         assert self.head is not None, "a model without labels is never asked for them"
         scores_RL: torch.Tensor = self.head(hidden_RE)
         return scores_RL
+
+    def project(self, hidden_TE: torch.Tensor) -> torch.Tensor:
+        """Return the vectors [T, D] of tokens."""
+        rows_TD: torch.Tensor = hidden_TE if self.vectors is None else self.vectors(hidden_TE)
+        return rows_TD
 
     def _placed(self, hidden_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Add where tokens are and which part of the prompt they belong to."""

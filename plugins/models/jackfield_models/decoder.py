@@ -13,6 +13,7 @@ from jackfield.interfaces import (
     ConfigReader,
     ModelArchitecture,
     MoEConfig,
+    PoolerConfig,
     TextConfig,
     WeightMap,
     WeightRule,
@@ -29,6 +30,21 @@ POST = frozenset({"attention_norm", "mlp_norm"})
 SANDWICH = PRE | POST
 
 Layers = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """A head over labels.
+
+    Args:
+        labels: how many. activation: from scores to probabilities, as in PoolerConfig. sources: its projections in the
+            checkpoint: one, or two with a ReLU between. bias: whether they add one.
+    """
+
+    labels: int
+    activation: str = ""
+    sources: tuple[str, ...] = ("score",)
+    bias: bool = False
 
 
 class Mixing(Protocol):
@@ -103,6 +119,8 @@ class DecoderConfig(TextConfig):
         residual_weights: per layer weights of (stream, attention, stream, MLP) where ``order`` is ``weighted``: each
             norm takes the stream, and what is added is added to its result.
         wide_stream: the residual stream is float32 whatever the weights are.
+        scores: a head over labels in place of the one over tokens, or None. unit_head: the head's rows are scaled to
+            length 1.
     """
 
     num_heads: int
@@ -156,6 +174,8 @@ class DecoderConfig(TextConfig):
     residual_weights: tuple[tuple[float, float, float, float], ...] = ()
     output_gate: bool = False
     wide_stream: bool = False
+    scores: Scores | None = None
+    unit_head: bool = False
 
     def mixing(self, layer: int) -> Mixing | None:
         """Return what mixes tokens in a layer, or None for attention."""
@@ -222,7 +242,7 @@ class Decoder(ModelArchitecture):
             "vocab_size": cls.require(hf, "vocab_size"),
             "hidden_size": width,
             "num_layers": cls.require(hf, "num_hidden_layers"),
-            "max_position": hf.get(cls.key("max_position_embeddings"), cls.max_position),
+            "max_position": one_chunk(hf, hf.get(cls.key("max_position_embeddings"), cls.max_position)),
             "dtype": str(hf.get("dtype") or hf.get("torch_dtype") or ""),
             "tie_embeddings": bool(hf.get("tie_word_embeddings", cls.tied)),
             "num_heads": heads,
@@ -299,6 +319,13 @@ class Decoder(ModelArchitecture):
         return config.sparse.experts if config.sparse is not None and config.sparse.layers else None
 
     @classmethod
+    def pooler(cls, config: DecoderConfig) -> PoolerConfig:
+        """See ModelArchitecture: tokens stand for labels where there is no head over labels."""
+        if config.scores is None:
+            return PoolerConfig(token_labels=config.vocab_size)
+        return PoolerConfig(labels=config.scores.labels, activation=config.scores.activation)
+
+    @classmethod
     def weight_map(cls, config: DecoderConfig, container: str) -> WeightMap:
         """See ModelArchitecture."""
         return weight_map(cls.names, config, paired=cls.paired)
@@ -363,6 +390,19 @@ def windows_by_type(types: list[str], window: int | None) -> Layers:
 def every(count: int, layers: int) -> list[str]:
     """Return layer types where every ``count``-th layer has full attention and the others a window."""
     return ["full_attention" if count and (i + 1) % count == 0 else "sliding_attention" for i in range(layers)]
+
+
+def one_chunk(hf: ConfigReader, longest: int) -> int:
+    """Return how long texts may be: with dual-chunk attention (arXiv:2402.17463) no longer than one chunk, in which it
+    is attention as usual. Beyond that distances would be counted otherwise.
+    """
+    chunks = hf.section("dual_chunk_attention_config")
+    if chunks is None:
+        return longest
+    chunks.ignore("original_max_position_embeddings", "sparse_attention_config", "sparse_attention_enabled")
+    chunks.ignore("sparse_attention_threshold", "sparse_attention_last_q")
+    size = int(chunks.require("chunk_size", int)) - int(chunks.get("local_size", 0))
+    return min(longest, size)
 
 
 def expect(hf: ConfigReader, **wanted: Any) -> None:

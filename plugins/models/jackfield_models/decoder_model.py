@@ -11,7 +11,7 @@ from torch import nn
 
 from jackfield.interfaces import AttentionGroup, BuildContext, ForwardContext, OutputShard, Parallel
 from jackfield.layers.functional import soft_cap
-from jackfield_models.decoder import DecoderConfig
+from jackfield_models.decoder import DecoderConfig, Scores
 from jackfield_models.delta_mixer import DeltaMixer
 from jackfield_models.kimi_mixer import KimiMixer
 from jackfield_models.linear_mixer import LinearMixer
@@ -287,6 +287,7 @@ class DecoderModel(nn.Module):
         self.layers = nn.ModuleList(block(i, config, group_of, ctx) for i in range(config.num_layers))
         self.norm = _norm("norm", inner, config, ctx) if config.final_norm else None
         tied = self.embedding if config.tie_embeddings else None
+        self.scores = None if config.scores is None else ScoreHead(config.scores, inner, ctx)
         self.head = ctx.head("head", config.vocab_size, width, bias=config.head_bias, tied=tied)
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
@@ -312,6 +313,12 @@ class DecoderModel(nn.Module):
         final_TE: torch.Tensor = enter(self.norm, hidden_TE, residual_TE, wide=self.config.wide_stream)[0]
         return final_TE
 
+    def classify(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return scores [R, L] of labels."""
+        assert self.scores is not None, "a model without labels is never asked for them"
+        scores_RL: torch.Tensor = self.scores(hidden_RE)
+        return scores_RL
+
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V]."""
         narrow_RE = hidden_RE if self.project_out is None else self.project_out(hidden_RE)
@@ -319,6 +326,24 @@ class DecoderModel(nn.Module):
         if self.config.logit_scale != 1.0:
             rows_RV = rows_RV.mul_(self.config.logit_scale)
         return soft_cap(rows_RV, self.config.logit_softcap) if self.config.logit_softcap else rows_RV
+
+
+class ScoreHead(nn.Module):
+    """Projections to labels, with a ReLU between."""
+
+    def __init__(self, scores: Scores, width: int, ctx: BuildContext) -> None:
+        super().__init__()
+        last = len(scores.sources) - 1
+        sizes = [width] * last + [scores.labels]
+        self.layers = nn.ModuleList(
+            ctx.linear(f"scores.{i}", width, size, bias=scores.bias) for i, size in enumerate(sizes)
+        )
+
+    def forward(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return scores [R, L]."""
+        for index, layer in enumerate(self.layers):
+            hidden_RE = layer(torch.relu(hidden_RE) if index else hidden_RE)
+        return hidden_RE
 
 
 def enter(

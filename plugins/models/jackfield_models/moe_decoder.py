@@ -134,6 +134,36 @@ class Qwen2Moe(SparseDecoder, Qwen2):
         return replace(qwen_experts(cls, hf, values), shared_size=shared, shared_gate=bool(shared))
 
 
+class DeepseekV1(SparseDecoder):
+    """``DeepseekForCausalLM``: Llama with many small experts, and some for every token (arXiv:2401.06066)."""
+
+    name = "DeepseekForCausalLM"
+    summary = "DeepSeek MoE 16B"
+    kinds: ClassVar[frozenset[str]] = frozenset({"DeepseekForCausalLM"})
+
+    @classmethod
+    def sparse(cls, hf: ConfigReader, values: Mapping[str, Any]) -> Sparse:
+        """See SparseDecoder."""
+        expect(hf, scoring_func="softmax")
+        inner, first, step = (
+            first_int(hf, "moe_intermediate_size"),
+            hf.get("first_k_dense_replace", 0),
+            hf.get("moe_layer_freq", 1),
+        )
+        experts = cls.block(
+            hf,
+            values,
+            inner,
+            num_experts=first_int(hf, "n_routed_experts"),
+            renormalize=bool(hf.get("norm_topk_prob", False)),
+        )
+        return Sparse(
+            experts=experts,
+            layers=frozenset(i for i in range(first, values["num_layers"]) if i % step == 0),
+            shared_size=(hf.get("n_shared_experts") or 0) * inner,
+        )
+
+
 class Qwen3Moe(SparseDecoder):
     """``Qwen3MoeForCausalLM``: Qwen 3 with experts in all or some layers."""
 

@@ -17,7 +17,7 @@ class GptOss(SparseDecoder):
     """``GptOssForCausalLM``."""
 
     name = "GptOssForCausalLM"
-    summary = "gpt-oss 20B and 120B, as plain numbers"
+    summary = "gpt-oss 20B and 120B, in mxfp4 or as plain numbers"
     kinds: ClassVar[frozenset[str]] = frozenset({"GptOssForCausalLM"})
     names: ClassVar[Names] = replace(
         LLAMA,

@@ -56,6 +56,8 @@ class ExpertNames:
 
 
 PROJECTIONS = {"gate_up.gate": "gate_proj", "gate_up.up": "up_proj", "down": "down_proj"}
+PACKED = ("blocks", "scales")
+"""What names of tensors of all experts end with, where they are packed in blocks (gpt-oss)."""
 NUMBERED = {"gate_up.gate": "w1", "gate_up.up": "w3", "down": "w2"}
 
 
@@ -108,6 +110,9 @@ def _together(names: ExpertNames, experts: MoEConfig, source: str, target: str, 
             size = experts.intermediate_size
             cut = RowSlice(place * size, (place + 1) * size, 2 * size)
         yield WeightRule(source, target, shard, cut=cut, transposed=names.transposed)
+        for suffix in PACKED:
+            # Packed matrices are outputs first, whatever plain ones are.
+            yield WeightRule(f"{source}_{suffix}", target, shard, cut=cut, suffix=suffix)
         if experts.bias:
             yield WeightRule(f"{source}_bias", target, shard, cut=cut, suffix="bias")
 

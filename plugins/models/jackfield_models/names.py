@@ -67,7 +67,11 @@ GGUF = Names({"embed": "token_embd", "norm": "output_norm", "head": "output"}, G
 def weight_map(names: Names, config: DecoderConfig, *, paired: bool) -> WeightMap:
     """Return the rules of a checkpoint; ``paired``: rotary pairs lie next to each other in it."""
     modules = config.modules()
-    rules = [WeightRule(source, target) for target, source in names.top.items() if target in modules]
+    rules = [
+        WeightRule(source, target, unit_rows=config.unit_head and target == "head")
+        for target, source in names.top.items()
+        if target in modules
+    ]
     for index in range(config.num_layers):
         rules += _layer_rules(names, config, index, modules, paired=paired)
     ignore = names.ignore

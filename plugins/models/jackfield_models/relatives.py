@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from jackfield.interfaces import ConfigReader
-from jackfield_models.decoder import POST, Layers, every, expect, windows_by_type
+from jackfield_models.decoder import POST, Layers, alibi_slopes, every, expect, windows_by_type
 from jackfield_models.llama import Llama
 from jackfield_models.names import LLAMA
 from jackfield_models.rope import read_rope
@@ -169,6 +169,39 @@ class Phi3(Relative):
     def windows(cls, hf: ConfigReader, layers: int) -> Layers:
         """Return the one window for all layers."""
         return (hf.get("sliding_window"),) * layers
+
+
+class BaichuanFirst(Relative):
+    """``BaiChuanForCausalLM``: q, k and v are fused."""
+
+    name = "BaiChuanForCausalLM"
+    summary = "Baichuan 1, 7B"
+    kinds = frozenset({"BaiChuanForCausalLM"})
+    names = replace(LLAMA, layer={**LLAMA.layer, **dict.fromkeys(("qkv.q", "qkv.k", "qkv.v"), "self_attn.W_pack")})
+
+    @classmethod
+    def details(cls, hf: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See Llama: how long texts may be has another key in some."""
+        return {**super().details(hf, values), "max_position": hf.get("model_max_length", values["max_position"])}
+
+
+class Baichuan(BaichuanFirst):
+    """``BaichuanForCausalLM``: the larger models have linear biases instead of rotations, and the head of the second
+    version has rows of length 1 (arXiv:2309.10305).
+    """
+
+    name = "BaichuanForCausalLM"
+    summary = "Baichuan 1, 13B, and Baichuan 2"
+    kinds = frozenset({"BaichuanForCausalLM"})
+
+    @classmethod
+    def details(cls, hf: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See Llama. No key says which version it is or whether it rotates: sizes do."""
+        second = hf.get("z_loss_weight") is not None or values["vocab_size"] == 125696
+        found = {**super().details(hf, values), "unit_head": second}
+        if values["hidden_size"] == 4096:
+            return found
+        return {**found, "alibi": alibi_slopes(values["num_heads"]), "ropes": (None,) * values["num_layers"]}
 
 
 class InternLm2(Relative):

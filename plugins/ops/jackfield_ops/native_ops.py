@@ -15,6 +15,7 @@ class NativeOps(OpsProvider):
     name = "native"
     summary = "all ops in C, one call each"
     kinds: ClassVar[frozenset[str]] = frozenset(OPS)
+    features: ClassVar[frozenset[str]] = frozenset({"batch_invariant"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
 

@@ -37,8 +37,11 @@ class Fp8Scheme(DenseScheme):
     def finalize(self, layer: ParameterHolder) -> None:
         """Convert the weight."""
         narrow = quantize_rows(layer.get_parameter(WEIGHT))
-        weight = narrow.values
-        layer.replace_parameters({WEIGHT: weight, SCALE: narrow.scales})
+        self.hold(layer, narrow.values, narrow.scales)
+
+    def hold(self, layer: ParameterHolder, weight: torch.Tensor, scale_O: torch.Tensor) -> None:
+        """Give the layer its final parameters, and prepare products with them."""
+        layer.replace_parameters({WEIGHT: weight, SCALE: scale_O})
         if weight.device.type == "cuda":
             self._cores = torch.cuda.get_device_properties(weight.device).multi_processor_count
             self._pdl = pdl_of(torch.cuda.get_device_capability(weight.device), True)

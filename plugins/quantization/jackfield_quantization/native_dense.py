@@ -26,7 +26,7 @@ class NativeDense(QuantizationMethod):
     name: ClassVar[str] = "native_dense"
     summary: ClassVar[str] = "dense weights; kernels in C where there are few rows"
     kinds: ClassVar[frozenset[str]] = frozenset({""})
-    features: ClassVar[frozenset[str]] = frozenset({"linear", "embedding", "head", "experts"})
+    features: ClassVar[frozenset[str]] = frozenset({"linear", "embedding", "head", "experts", "batch_invariant"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
 

@@ -30,7 +30,7 @@ class NativeGguf(QuantizationMethod):
     name: ClassVar[str] = "native_gguf"
     summary: ClassVar[str] = "packed GGUF weights; kernels in C"
     kinds: ClassVar[frozenset[str]] = Gguf.kinds
-    features: ClassVar[frozenset[str]] = Gguf.features
+    features: ClassVar[frozenset[str]] = Gguf.features | {"batch_invariant"}
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     requires: ClassVar[tuple[str, ...]] = Gguf.requires

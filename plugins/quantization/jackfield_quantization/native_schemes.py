@@ -77,7 +77,7 @@ class NativeScheme(LinearScheme):
         out_TO: torch.Tensor,
     ) -> torch.Tensor:
         """Write ``x @ W.T + bias`` into ``out`` and return it; all are contiguous inside a row."""
-        if x_TI.shape[0] > self._few:
+        if x_TI.shape[0] > self._few and not layer.info.batch_invariant:
             return weight.many_rows(x_TI, bias_O, out_TO)
         if x_TI.dtype == torch.float32 == out_TO.dtype:
             return weight.few_rows(x_TI, bias_O, out_TO)
@@ -116,7 +116,7 @@ class NativeDenseScheme(NativeScheme):
         out_TO: torch.Tensor,
     ) -> torch.Tensor:
         """See NativeScheme. More than a few rows in the weight's own type are torch's alone."""
-        if x_TI.shape[0] > MOST_DENSE_ROWS:
+        if x_TI.shape[0] > MOST_DENSE_ROWS and not layer.info.batch_invariant:
             weight_OI = weight.parts[0][0]
             if weight_OI.dtype == x_TI.dtype == out_TO.dtype:
                 return DenseScheme().apply(layer, x_TI, bias_O, out_TO)

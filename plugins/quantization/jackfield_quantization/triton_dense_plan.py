@@ -99,6 +99,11 @@ def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int)
     return SkinnyShape(shape.block_o, shape.block_i, splits, shape.warps, shape.stages, shape.matrix)
 
 
+def filled_splits(blocks: int, tiles: int, cores: int) -> int:
+    """Return in how many parts to cut I so that each multiprocessor has two programs."""
+    return splits_for(blocks, tiles, cores, 2)
+
+
 def splits_for(blocks: int, tiles: int, cores: int, fill: int) -> int:
     """Return in how many parts to cut I so that multiprocessors share the work evenly.
 

@@ -133,7 +133,7 @@ def test_the_model_generates_nothing_and_has_no_labels(embedding: OpenAI, embedd
     error = ask(embedder, "/classify", {"input": "a"}, 400)["error"]
     assert (error["param"], error["message"]) == (
         "model",
-        "the model has no labels to score; use 'embed' or 'token_embed'",
+        "the model has no labels to score; use 'embed' or 'token_embed', or name tokens in returned_token_ids",
     )
     assert idle(embedder.url)
 

@@ -35,7 +35,7 @@ REJECTED: dict[tuple[str, str], dict[str, Any]] = {
     ("head_size", "512 is not between 16 and 256"): {"head_size": 512},
     ("head_size", "8 is not between 16 and 256"): {"head_size": 8},
     ("value_head_size", "64 differs from the key's 128"): {"value_head_size": 64},
-    ("cache_dtype", "float8_e4m3fn differs from the computation type bfloat16"): {"cache_dtype": "float8_e4m3fn"},
+    ("cache_dtype", "int8 differs from the computation type bfloat16"): {"cache_dtype": "int8"},
     ("group", "128 query heads on 1 cache heads are more than 64 to one"): {"num_heads": 128, "num_kv_heads": 1},
 }
 
@@ -46,6 +46,14 @@ def test_limits(backend: type[AttentionBackend], reason: tuple[str, str]) -> Non
     assert list(backend.check(REQUEST)) == []
     found = backend.check(replace(REQUEST, **REJECTED[reason]))
     assert [(r.code, r.detail) for r in found] == [reason]
+
+
+def test_narrow_floats_are_read_by_triton_alone_and_from_8_9_on() -> None:
+    narrow = replace(REQUEST, cache_dtype="float8_e4m3fn")
+    assert TritonBackend.check(narrow) == ()
+    assert [r.code for r in FlashAttnBackend.check(narrow)] == ["cache_dtype"]
+    older = replace(narrow, device=DeviceFacts("cuda", capability=(8, 0)))
+    assert [r.detail for r in TritonBackend.check(older)] == ["8-bit floats need capability 8.9, not 8.0"]
 
 
 def test_flash_attention_wants_multiples_of_eight() -> None:

@@ -96,14 +96,14 @@ def test_layout_check_that_raises_is_the_plugins_fault() -> None:
 
 def test_need_of_a_drafter() -> None:
     eager = type("Eager", (NgramDrafter,), {"name": "eager", "kinds": frozenset({"eager"})})
-    needy = type("Needy", (eager,), {"name": "eager", "needs": frozenset({"taps", "last_hidden", "tokens"})})
+    needy = type("Needy", (eager,), {"name": "eager", "needs": frozenset({"moods", "draft_checkpoint", "tokens"})})
     assert run(eager, speculative={"method": "eager"}).drafter is not None
     with pytest.raises(NoCandidateError) as caught:
         run(needy, speculative={"method": "eager"})
     assert caught.value.message == (
         "'eager' was forced for drafters for target, eager, but cannot serve it: "
-        "need: it needs last_hidden, which this engine does not offer; "
-        "need: it needs taps, which this engine does not offer"
+        "need: it needs draft_checkpoint, which this engine does not offer; "
+        "need: it needs moods, which this engine does not offer"
     )
     assert caught.value.field == "speculative.method"
 

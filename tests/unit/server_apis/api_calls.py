@@ -64,6 +64,7 @@ class PoolEngine(FakeEngine):
     """
 
     labels = 0
+    late_interaction = False
     token_types = 0
 
     def __init__(self, together: int = 1, **settings: Any) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiktoken._educational import bpe_train
 from tokenizer_samples import TEMPLATE, TEXT, byte_level_keys, load, write_gguf
 
 from jackfield.checkpoint import read_facts
@@ -147,6 +149,33 @@ def test_a_library_that_is_not_installed(
         open_folder(tmp_path, mode)
     assert caught.value.message == f"this tokenizer needs the package {package}, which is not installed"
     assert caught.value.remedy == f"pip install {package}; or set model.tokenizer to a folder with a tokenizer.json"
+
+
+SPLIT = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+"""How texts are cut into words before pairs are merged, where a file of ranks says nothing else."""
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tiktoken.model"])
+def test_tiktoken_files_are_read_as_their_library_reads_them(tmp_path: Path, name: str) -> None:
+    ranks = bpe_train(" ".join(TEXT), 300, SPLIT, visualise=None)
+    lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
+    (tmp_path / name).write_bytes(b"".join(lines))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    found = open_folder(tmp_path)
+    reference = tiktoken.Encoding("trained", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
+    for text in (*TEXT, "unseen Wörds 7777", "  a  b\n\nc", "日本語 🙂"):
+        assert found.encode(text) == reference.encode(text)
+        assert found.decode(reference.encode(text)) == text
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tiktoken.model"])

@@ -1,1 +1,1 @@
-"""An attention backend for Jackfield."""
+"""One of every kind of plugin for Jackfield."""

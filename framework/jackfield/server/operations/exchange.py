@@ -26,6 +26,7 @@ _OF_ENGINE = frozenset(
         "drafts_proposed",
         "drafts_accepted",
         "draft_rounds",
+        "accepted_per_position",
         "running",
         "waiting",
         "free_blocks",

@@ -65,6 +65,7 @@ HISTOGRAMS = {
 }
 """Histograms of the engine, by name."""
 SUCCESS = "request_success"
+ACCEPTED = "spec_decode_num_accepted_tokens_per_pos"
 SERVER_HISTOGRAMS = {
     "request_params_n": "Completions that each request asked for.",
     "request_params_max_tokens": "Most tokens that each request asked for, of those that said a number.",
@@ -76,7 +77,7 @@ HTTP_REQUESTS, HTTP_SECONDS = "http_requests", "http_request_duration_seconds"
 def metric_names() -> list[str]:
     """Return all names, without prefix and suffix, in order."""
     figures = [figure.name for figure in (*GAUGES, *COUNTERS)]
-    return [*figures, SUCCESS, *HISTOGRAMS, *SERVER_HISTOGRAMS, HTTP_REQUESTS, HTTP_SECONDS]
+    return [*figures, SUCCESS, ACCEPTED, *HISTOGRAMS, *SERVER_HISTOGRAMS, HTTP_REQUESTS, HTTP_SECONDS]
 
 
 class ServerMetrics(Collector):
@@ -157,6 +158,7 @@ class ServerMetrics(Collector):
             counter.add_metric([self._model], figure.read(snapshot))
             yield counter
         yield self._success(prefix, snapshot)
+        yield self._accepted(prefix, snapshot)
         for name, help_text in HISTOGRAMS.items():
             yield self._histogram(prefix + name, help_text, snapshot.histograms[name])
 
@@ -165,6 +167,13 @@ class ServerMetrics(Collector):
         counter = CounterMetricFamily(prefix + SUCCESS, "Finished requests, by reason.", labels=labels)
         for reason in dict.fromkeys((*_REASONS, *snapshot.finished)):
             counter.add_metric([self._model, reason], snapshot.finished.get(reason, 0))
+        return counter
+
+    def _accepted(self, prefix: str, snapshot: EngineMetrics) -> Metric:
+        text = "Draft tokens that were kept, by their place among the drafts of a round, from 0."
+        counter = CounterMetricFamily(prefix + ACCEPTED, text, labels=["model_name", "position"])
+        for position, number in enumerate(snapshot.accepted_per_position or (0,)):
+            counter.add_metric([self._model, str(position)], number)
         return counter
 
     def _histogram(self, name: str, help_text: str, data: HistogramData) -> Metric:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from jackfield.engine.pooling import cosine
+from jackfield.engine.pooling import similarity
 from jackfield.errors import RequestError
 from jackfield.protocol import PoolingParams
 from jackfield.server.extra import fields_renamed
@@ -36,7 +36,8 @@ async def create_embeddings(body: t.EmbeddingRequest, request: Request) -> Respo
 @router.post("/pooling", response_model=t.PooledList, responses=ERRORS)
 async def pool(body: t.PoolingRequest, request: Request) -> Response:
     """Return what the model makes of the hidden states of each text."""
-    settings = {"dimensions": body.dimensions, "normalize": body.normalize, "activation": body.activation}
+    names = ("dimensions", "normalize", "activation", "step_tag_id", "returned_token_ids")
+    settings = {name: getattr(body, name) for name in names}
     model, batch, outputs = await _pooled(body, request, body.task, **settings)
     data = [
         {
@@ -54,7 +55,9 @@ async def pool(body: t.PoolingRequest, request: Request) -> Response:
 async def classify(body: t.ClassifyRequest, request: Request) -> Response:
     """Return scores of labels for each text."""
     with fields_renamed(task="model"):
-        model, batch, outputs = await _pooled(body, request, "classify", activation=body.activation)
+        model, batch, outputs = await _pooled(
+            body, request, "classify", activation=body.activation, returned_token_ids=body.returned_token_ids
+        )
     data = [
         {
             "object": "classification",
@@ -160,10 +163,11 @@ async def _scored(
         return batch, [float(output.data[0]) for output in outputs]
     batch = await work.prompts(state, body, lefts, fields[0])
     batch += await work.prompts(state, body, rights, fields[1], keep)
-    outputs = await work.pooled(state, body, batch, PoolingParams(), request)
+    params = PoolingParams(task="token_embed" if work.compares_tokens(state) else "embed")
+    outputs = await work.pooled(state, body, batch, params, request)
     first, second = outputs[: len(lefts)], outputs[len(lefts) :]
     first = first * len(second) if len(first) == 1 else first
-    return batch, [cosine(one.data, other.data) for one, other in zip(first, second, strict=True)]
+    return batch, [similarity(one.data, other.data) for one, other in zip(first, second, strict=True)]
 
 
 def _paired(sides: Sides) -> list[tuple[str, str]]:

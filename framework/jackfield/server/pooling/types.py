@@ -76,6 +76,10 @@ class PoolingRequest(EmbeddingRequest):
     """`embed`, `classify`, or the same for every token: `token_embed`, `token_classify`."""
     activation: bool = True
     """Turn scores of labels into probabilities."""
+    step_tag_id: int | None = None
+    """For `token_classify`: only of tokens with this id."""
+    returned_token_ids: list[int] | None = None
+    """Only these labels, or these tokens of a model that generates."""
 
 
 class ClassifyRequest(PooledFields):
@@ -85,6 +89,8 @@ class ClassifyRequest(PooledFields):
     """Texts or token ids."""
     activation: bool = True
     """Turn scores into probabilities."""
+    returned_token_ids: list[int] | None = None
+    """Only these labels, or these tokens of a model that generates."""
 
 
 class ScoreRequest(PooledFields):

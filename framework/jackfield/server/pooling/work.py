@@ -41,6 +41,10 @@ class PoolingEngine(Protocol):
         """How many labels the model scores."""
 
     @property
+    def late_interaction(self) -> bool:
+        """Whether texts are compared token by token."""
+
+    @property
     def token_types(self) -> int:
         """How many types of tokens the model tells apart; 0 or 1: none."""
 
@@ -96,6 +100,11 @@ async def prompts(
 def reads_pairs(state: ServerState) -> bool:
     """Return whether the model scores two texts that it reads together."""
     return cast(PoolingEngine, state.engine).labels == 1
+
+
+def compares_tokens(state: ServerState) -> bool:
+    """Return whether texts are compared token by token."""
+    return cast(PoolingEngine, state.engine).late_interaction
 
 
 async def pairs(

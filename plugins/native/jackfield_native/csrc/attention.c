@@ -27,9 +27,9 @@ typedef struct {
 INLINE float dot(const float *a, const float *b, long size) {
     vf sum = {0};
     long i = 0;
-    for (; i + VL <= size; i += VL) sum += vf_load(a + i) * vf_load(b + i);
+    for (; i + VL <= size; i += VL) sum = vf_fused(vf_load(a + i), vf_load(b + i), sum);
     float total = vf_sum(sum);
-    for (; i < size; i++) total += a[i] * b[i];
+    for (; i < size; i++) total = fused(a[i], b[i], total);
     return total;
 }
 
@@ -40,11 +40,11 @@ INLINE void four_dots(const float *q, const float *k, long place, long size, flo
     for (; i + VL <= size; i += VL) {
         vf a = vf_load(q + i);
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) sum[n] += a * vf_load(k + n * place + i);
+        for (int n = 0; n < 4; n++) sum[n] = vf_fused(a, vf_load(k + n * place + i), sum[n]);
     }
     for (int n = 0; n < 4; n++) {
         out[n] = vf_sum(sum[n]);
-        for (long rest = i; rest < size; rest++) out[n] += q[rest] * k[n * place + rest];
+        for (long rest = i; rest < size; rest++) out[n] = fused(q[rest], k[n * place + rest], out[n]);
     }
 }
 

@@ -54,7 +54,7 @@ INLINE void tile(int type, int OUTS_NOW, int ROWS_NOW, const product *p, const u
                 for (int r = 0; r < ROWS_NOW; r++) {
                     vf a = vf_load(x + r * p->x_stride + part * PART + piece * VL);
 #pragma GCC unroll 4
-                    for (int o = 0; o < OUTS_NOW; o++) sum[o][r] += w[o] * a;
+                    for (int o = 0; o < OUTS_NOW; o++) sum[o][r] = vf_fused(w[o], a, sum[o][r]);
                 }
             }
         }
@@ -63,7 +63,7 @@ INLINE void tile(int type, int OUTS_NOW, int ROWS_NOW, const product *p, const u
         for (int r = 0; r < ROWS_NOW; r++) {
             float total = vf_sum(sum[o][r]);
             for (long i = parts * PART; i < p->inputs; i++)
-                total += decode_one(type, weight + o * stride, i) * x[r * p->x_stride + i];
+                total = fused(decode_one(type, weight + o * stride, i), x[r * p->x_stride + i], total);
             p->out[(row + r) * p->out_stride + output + o] = p->bias ? total + p->bias[output + o] : total;
         }
 }

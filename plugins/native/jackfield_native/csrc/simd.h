@@ -47,6 +47,28 @@ INLINE vf vf_all(float x) { return x - (vf){0}; }
 
 INLINE vf vf_of(vi v) { return __builtin_convertvector(v, vf); }
 
+/* a * b + c, rounded once where the machine can. Written out, since compilers that tune for some processors contract
+ * one long chain of sums otherwise than several short ones, and a sum would depend on how many are made at once. */
+INLINE float fused(float a, float b, float c) {
+#ifdef __FP_FAST_FMAF
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vf vf_fused(vf a, vf b, vf c) {
+#if VL == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif VL == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    vf out;
+    for (int lane = 0; lane < VL; lane++) out[lane] = fused(a[lane], b[lane], c[lane]);
+    return out;
+#endif
+}
+
 /* Halves are added until one number is left: the same order in every form. */
 INLINE float vf_sum(vf v) {
 #if VL == 16

@@ -1,0 +1,136 @@
+"""Times decoding over latents and with states on a CUDA device, beside the torch references.
+
+``python benchmarks/gpu_states.py``: one JSON object per case. Bytes are what must be read and written once: latents of
+all tokens, or each sequence's state twice. Launches are recorded into a graph.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jackfield.interfaces import AttentionEnv, AttentionRequest, DeviceFacts, StepLimits
+from jackfield.interfaces.plugin import Settings
+from jackfield_attention.state_scans import decayed_step, delta_step, selective_step
+from jackfield_attention.triton_mla import TritonMlaBackend
+from jackfield_attention.triton_mla_layer import TritonMlaLayer
+from jackfield_attention.triton_mla_metadata import MlaMetadata
+from jackfield_attention.triton_states_layer import TritonStateMetadata, selective, stepped
+
+BLOCK = 64
+REPLAYS = 9
+LATENTS = [(16, 1, 4096), (16, 16, 4096), (16, 64, 1024), (16, 256, 1024), (128, 64, 4096), (128, 256, 1024)]
+"""Heads, sequences, tokens of each."""
+STATES = {"mamba2": (80, 128, 64), "gdn": (32, 128, 128), "mamba1": (8192, 16, 1)}
+"""Heads, keys, values; channels and states for ``mamba1``."""
+BATCHES = (1, 16, 64, 256)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Return median seconds."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            work()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e4)
+    return statistics.median(times)
+
+
+def latents(heads: int, sequences: int, tokens: int) -> dict[str, Any]:
+    """Return what decode over latents of 512 + 64 takes."""
+    cores = torch.cuda.get_device_properties(0).multi_processor_count
+    request = AttentionRequest(
+        kind="mla",
+        dtype="bfloat16",
+        device=DeviceFacts("cuda", capability=(9, 0), cores=cores),
+        num_heads=heads,
+        num_kv_heads=1,
+        head_size=192,
+        value_head_size=128,
+        scale=192**-0.5,
+        extra={"latent_size": 512, "rope_size": 64},
+    )
+    device, pages = torch.device("cuda"), -(-tokens // BLOCK)
+    values = {name: option.default for name, option in TritonMlaBackend.options.items()}
+    env = AttentionEnv(request, TritonMlaBackend.cache_specs(request)[0], BLOCK, device, Settings(values))
+    builder, layer = TritonMlaBackend.metadata_builder(env), TritonMlaLayer(env)
+    builder.allocate(StepLimits(sequences, sequences, pages, tokens))
+    recorded: Any = builder.capture(sequences, 1)
+    table = torch.randperm(sequences * pages, device=device).int().view(sequences, pages)
+    lengths = torch.full((sequences,), tokens, dtype=torch.int32, device=device)
+    metadata = MlaMetadata(sequences, recorded.splits, lengths, table, [], recorded.parts)
+    cache = torch.randn(sequences * pages, BLOCK, 576, device=device, dtype=torch.bfloat16)
+    q = torch.randn(sequences, heads, 576, device=device, dtype=torch.bfloat16)
+    took = seconds(lambda: layer.decode(q, cache, metadata))
+    stored = sequences * tokens * 576 * 2
+    return {
+        "case": "latents",
+        "heads": heads,
+        "sequences": sequences,
+        "tokens": tokens,
+        "splits": recorded.splits,
+        "us": took * 1e6,
+        "tb_s": stored / took / 1e12,
+        "tflop_s": 2 * sequences * tokens * heads * (576 + 512) / took / 1e12,
+    }
+
+
+def states(kind: str, sequences: int) -> dict[str, Any]:
+    """Return what one token of each sequence takes."""
+    heads, keys, values = STATES[kind]
+    device = torch.device("cuda")
+
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.rand(sequences, *shape, device=device)
+
+    shape = (heads, keys) if kind == "mamba1" else (heads, keys, values)
+    plane = torch.rand(sequences + 1, *shape, device=device)
+    pages = torch.arange(1, sequences + 1, device=device).unsqueeze(1).expand(-1, 2).contiguous()
+    before = pages[:, 0]
+    metadata = TritonStateMetadata(sequences, list(range(sequences + 1)), before, pages[:, 1], before < 0, pages)
+    state = plane[1:]
+    if kind == "mamba1":
+        a, out = -torch.rand(heads, keys, device=device), rows(heads)
+        inputs = (rows(heads), rows(heads), rows(keys), rows(keys))
+        took = seconds(lambda: selective((a, *inputs, inputs[0]), plane, metadata, out))
+        plain = seconds(lambda: selective_step(a, *inputs, state))
+    else:
+        inputs = (rows(heads, keys), rows(heads, keys), rows(heads, values), -rows(heads))
+        inputs = (*inputs[:3], inputs[3].unsqueeze(-1), rows(heads)) if kind == "gdn" else inputs
+        out = rows(heads, values)
+        took = seconds(lambda: stepped(inputs, plane, metadata, out, None))
+        step = delta_step if kind == "gdn" else decayed_step
+        plain = seconds(lambda: step(*inputs, state))
+    moved = 2 * state.numel() * 4
+    return {
+        "case": kind,
+        "sequences": sequences,
+        "us": took * 1e6,
+        "torch_us": plain * 1e6,
+        "tb_s": moved / took / 1e12,
+    }
+
+
+def main() -> None:
+    for heads, sequences, tokens in LATENTS:
+        print(json.dumps(latents(heads, sequences, tokens)), flush=True)
+    for kind in STATES:
+        for sequences in BATCHES:
+            print(json.dumps(states(kind, sequences)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

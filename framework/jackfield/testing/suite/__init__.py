@@ -1,0 +1,1 @@
+"""The engine's own suite: ``pytest --pyargs jackfield.testing.suite --attention-backend NAME``."""

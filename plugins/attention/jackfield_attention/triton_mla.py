@@ -1,0 +1,89 @@
+"""``triton_mla``: multi-head latent attention with decode in Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionEnv,
+    AttentionRequest,
+    Band,
+    CacheSpec,
+    GraphSupport,
+    HostLengths,
+    MetadataBuilder,
+    Option,
+    Preference,
+    Reason,
+)
+from jackfield_attention.torch_mla import TorchMlaBackend
+from jackfield_attention.triton_backend import MIN_CAPABILITY
+
+if TYPE_CHECKING:
+    from jackfield_attention.triton_mla_layer import TritonMlaLayer
+
+STORED = frozenset({"float8_e4m3fn"})
+"""Types of latents that are narrower than the computation's."""
+
+
+class TritonMlaBackend(AttentionBackend):
+    """Single new tokens attend in the latent space, the keys split among programs; longer queries over expanded keys
+    and values by torch.
+    """
+
+    name = "triton_mla"
+    summary = "latent attention in Triton: split-key decode over latents"
+    kinds: ClassVar[frozenset[str]] = frozenset({"mla"})
+    features: ClassVar[frozenset[str]] = TorchMlaBackend.features
+    dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
+    device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
+    opt_in: ClassVar[bool] = True
+    """Proved in the interpreter and compiled for capability 9.0, but no device has run it yet."""
+    graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
+    host_lengths: ClassVar[HostLengths] = HostLengths.UPPER_BOUND
+    options: ClassVar[Mapping[str, Option]] = {
+        **TorchMlaBackend.options,
+        "decode_splits": Option(int, 0, "parts that the keys of a decoding sequence are split into; 0: by batch size"),
+        "decode_tile": Option(int, 0, "keys in a tile of decode; 0: chosen", (0, 16, 32, 64)),
+        "decode_heads": Option(int, 0, "query heads of a program; 0: chosen", (0, 16, 32, 64)),
+    }
+
+    @classmethod
+    def check(cls, request: AttentionRequest) -> Sequence[Reason]:
+        """Reject old devices, and latents in types that the kernels do not read."""
+        found, device = [], request.device
+        if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
+            version = ".".join(map(str, device.capability))
+            found.append(Reason("capability", "device.capability", f"{version} is below 8.0"))
+        if request.cache_dtype not in ("", request.dtype, *STORED):
+            known = ", ".join((request.dtype, *STORED))
+            detail = f"{request.cache_dtype} is no type that latents can be stored in"
+            found.append(Reason("cache_dtype", "cache_dtype", detail, f"use one of: {known}"))
+        return found
+
+    @classmethod
+    def preference(cls, request: AttentionRequest) -> Preference:
+        """Return GOOD."""
+        return Preference(Band.GOOD, "Triton kernels over latents")
+
+    @classmethod
+    def cache_specs(cls, request: AttentionRequest) -> Sequence[CacheSpec]:
+        """Return the layout of ``torch_mla``."""
+        return TorchMlaBackend.cache_specs(request)
+
+    @classmethod
+    def metadata_builder(cls, env: AttentionEnv) -> MetadataBuilder:
+        """See AttentionBackend."""
+        from jackfield_attention.triton_mla_metadata import TritonMlaMetadataBuilder
+
+        return TritonMlaMetadataBuilder(env)
+
+    @classmethod
+    def layer(cls, env: AttentionEnv, index: int) -> TritonMlaLayer:
+        """See AttentionBackend."""
+        from jackfield_attention.triton_mla_layer import TritonMlaLayer
+
+        return TritonMlaLayer(env)

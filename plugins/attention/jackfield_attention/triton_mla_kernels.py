@@ -1,0 +1,107 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Latent attention of single new tokens: one key for all heads, whose first R features are the values too.
+
+A program holds some heads of one sequence and a part of its keys, so that each latent is read once for all of them.
+How many splits there are depends on the batch alone, so that a recorded graph stays right.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mla_write_kernel(
+    latent, rope, cache, slots, latent_token, rope_token, page, place, R: tl.constexpr, P: tl.constexpr,
+    R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Store the latent and the rotated key of one new token. Grid: (tokens,). A negative slot is not written."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        row = cache + slot // PAGE * page + slot % PAGE * place
+        kind: tl.constexpr = cache.dtype.element_ty
+        column = tl.arange(0, R_WIDTH)
+        value = tl.load(latent + token * latent_token + column, mask=column < R, other=0.0)
+        turned = tl.arange(0, P_WIDTH)
+        key = tl.load(rope + token * rope_token + turned, mask=turned < P, other=0.0)
+        if kind == tl.float8e4nv:
+            value = tl.clamp(value.to(tl.float32), -448.0, 448.0)
+            key = tl.clamp(key.to(tl.float32), -448.0, 448.0)
+        tl.store(row + column, value.to(kind), mask=column < R)
+        tl.store(row + R + turned, key.to(kind), mask=turned < P)
+
+
+@triton.jit
+def mla_decode_kernel(
+    q, cache, out, lengths, block_table, parts, bests, totals, splits, scale, q_token, q_head, page, place, table_row,
+    out_token, out_head, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Grid: (sequences, blocks of ROWS heads, splits). WHOLE: there is one split. ``scale`` is in units of log 2."""
+    sequence, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + sequence)
+    each = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), 1) * TILE
+    first = split * each
+    last = tl.minimum(first + each, length)
+    head = block * ROWS + tl.arange(0, ROWS)
+    column, turned = tl.arange(0, R_WIDTH), tl.arange(0, P_WIDTH)
+    q_rows = q + sequence.to(tl.int64) * q_token + head[:, None] * q_head
+    real = (head < HEADS)[:, None]
+    plain = tl.load(q_rows + column[None, :], mask=real & (column < R)[None, :], other=0.0)
+    rotated = tl.load(q_rows + R + turned[None, :], mask=real & (turned < P)[None, :], other=0.0)
+    best = tl.full((ROWS,), -1.0e30, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, R_WIDTH), tl.float32)
+    table = block_table + sequence.to(tl.int64) * table_row
+    for at in range(first, last, TILE):
+        token = at + tl.arange(0, TILE)
+        seen = token < last
+        number = tl.load(table + token // PAGE, mask=seen, other=0).to(tl.int64)
+        row = cache + number * page + token % PAGE * place
+        latent = tl.load(row[:, None] + column[None, :], mask=seen[:, None] & (column < R)[None, :], other=0.0)
+        key = tl.load(row[:, None] + R + turned[None, :], mask=seen[:, None] & (turned < P)[None, :], other=0.0)
+        latent, key = latent.to(plain.dtype), key.to(plain.dtype)
+        scores = tl.dot(plain, tl.trans(latent), input_precision="ieee")
+        scores += tl.dot(rotated, tl.trans(key), input_precision="ieee")
+        scores = tl.where(seen[None, :], scores * scale, -1.0e30)
+        highest = tl.maximum(best, tl.max(scores, 1))
+        weight = tl.where(seen[None, :], tl.math.exp2(scores - highest[:, None]), 0.0)
+        keep = tl.math.exp2(best - highest)
+        total = total * keep + tl.sum(weight, 1)
+        mixed = mixed * keep[:, None]
+        mixed += tl.dot(weight.to(latent.dtype), latent, input_precision="ieee")
+        best = highest
+    mask = real & (column < R)[None, :]
+    if WHOLE:
+        found = mixed / tl.maximum(total, 1.0e-30)[:, None]
+        rows = out + sequence.to(tl.int64) * out_token + head[:, None] * out_head
+        tl.store(rows + column[None, :], found.to(out.dtype.element_ty), mask=mask)
+    else:
+        index = (sequence.to(tl.int64) * splits + split) * HEADS + head
+        tl.store(bests + index, best, mask=head < HEADS)
+        tl.store(totals + index, total, mask=head < HEADS)
+        tl.store(parts + index[:, None] * R + column[None, :], mixed, mask=mask)
+
+
+@triton.jit
+def mla_merge_kernel(
+    parts, bests, totals, out, splits, out_token, out_head, HEADS: tl.constexpr, R: tl.constexpr,
+    R_WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Put the parts of one head together. Grid: (sequences, heads). SPLITS bounds the splits."""
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    split = tl.arange(0, SPLITS)
+    column = tl.arange(0, R_WIDTH)
+    here = split < splits
+    index = (sequence * splits + split) * HEADS + head
+    best = tl.load(bests + index, mask=here, other=-1.0e30)
+    total = tl.load(totals + index, mask=here, other=0.0)
+    mask = here[:, None] & (column < R)[None, :]
+    part = tl.load(parts + index[:, None] * R + column[None, :], mask=mask, other=0.0)
+    weight = tl.math.exp2(best - tl.max(best, 0))
+    whole = tl.maximum(tl.sum(total * weight, 0), 1.0e-30)
+    mixed = tl.sum(part * weight[:, None], 0) / whole
+    row = out + sequence * out_token + head * out_head
+    tl.store(row + column, mixed.to(out.dtype.element_ty), mask=column < R)

@@ -1,0 +1,80 @@
+"""``triton_states``: layers with states, whose single tokens are advanced by Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from jackfield.interfaces import (
+    AttentionBackend,
+    AttentionEnv,
+    AttentionRequest,
+    Band,
+    CacheSpec,
+    GraphSupport,
+    HostLengths,
+    MetadataBuilder,
+    Preference,
+    Reason,
+)
+from jackfield_attention.states import state_reasons
+from jackfield_attention.torch_linear import TorchDeltaBackend, TorchLinearBackend
+from jackfield_attention.torch_mamba import TorchMambaBackend
+from jackfield_attention.torch_short_conv import TorchShortConvBackend
+from jackfield_attention.triton_backend import MIN_CAPABILITY
+
+REFERENCES: Mapping[str, type[AttentionBackend]] = {
+    kind: backend
+    for backend in (TorchMambaBackend, TorchLinearBackend, TorchDeltaBackend, TorchShortConvBackend)
+    for kind in backend.kinds
+}
+"""Whose layout of states is shared, by kind."""
+
+
+class TritonStatesBackend(AttentionBackend):
+    """Single new tokens advance states in one kernel for each part of a layer; chunks are torch's matrix products."""
+
+    name = "triton_states"
+    summary = "states in Triton: one kernel for a token; chunks in torch"
+    kinds: ClassVar[frozenset[str]] = frozenset(REFERENCES)
+    features: ClassVar[frozenset[str]] = frozenset({"prefill", "chunked_prefill", "decode", "mixed", "gqa"})
+    dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
+    device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
+    opt_in: ClassVar[bool] = True
+    """Proved in the interpreter and compiled for capability 9.0, but no device has run it yet."""
+    graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
+    host_lengths: ClassVar[HostLengths] = HostLengths.NONE
+
+    @classmethod
+    def check(cls, request: AttentionRequest) -> Sequence[Reason]:
+        """Reject old devices, and states in narrow types."""
+        device, found = request.device, list(state_reasons(request))
+        if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
+            version = ".".join(map(str, device.capability))
+            found.append(Reason("capability", "device.capability", f"{version} is below 8.0"))
+        return found
+
+    @classmethod
+    def preference(cls, request: AttentionRequest) -> Preference:
+        """Return GOOD."""
+        return Preference(Band.GOOD, "a state is read and written once for a token")
+
+    @classmethod
+    def cache_specs(cls, request: AttentionRequest) -> Sequence[CacheSpec]:
+        """Return the reference's layout."""
+        return REFERENCES[request.kind].cache_specs(request)
+
+    @classmethod
+    def metadata_builder(cls, env: AttentionEnv) -> MetadataBuilder:
+        """See AttentionBackend."""
+        from jackfield_attention.triton_states_layer import TritonStateBuilder
+
+        return TritonStateBuilder(env)
+
+    @classmethod
+    def layer(cls, env: AttentionEnv, index: int) -> Any:
+        """See AttentionBackend."""
+        from jackfield_attention.triton_states_layer import LAYERS
+
+        return LAYERS[env.request.kind](env)

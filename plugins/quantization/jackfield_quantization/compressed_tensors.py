@@ -1,0 +1,218 @@
+"""``compressed_tensors``: checkpoints of llm-compressor, in all forms that keep weights dense or packed in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from jackfield.errors import ConfigError
+from jackfield.interfaces import LayerInfo, TensorFacts
+from jackfield_quantization.fp8_checkpoint import block_of
+from jackfield_quantization.matching import REGEX, named, names_in, wrong
+from jackfield_quantization.stored_method import StoredMethod, unreadable
+
+if TYPE_CHECKING:
+    from jackfield_quantization.stored import Storage
+
+CLASSES = {"linear": "Linear", "experts": "Linear", "head": "Linear", "embedding": "Embedding"}
+"""What torch calls the modules of our roles."""
+FORMATS = frozenset(
+    {
+        "dense",
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+        "mxfp6-pack-quantized",
+        "mxfp8-quantized",
+        "mixed-precision",
+    }
+)
+STRATEGIES = frozenset({"tensor", "channel", "group", "tensor_group", "block"})
+PACKED_LAYOUTS = {("int", 4): "int4", ("float", 8): "fp8", ("float", 4): "mxfp4"}
+"""Layouts that experts may be in, by kind and bits. All backends that take one of them take dense experts too."""
+SUPPORTED = (
+    "int of 2 to 8 bits (tensor, channel, group; symmetric or not), float of 8 bits (tensor, channel, group, block), "
+    "of 4 bits (groups of 16 with a global scale, or of 32) and of 6 bits (groups of 32)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightArgs:
+    """How the matrices of one group are quantized: words of compressed-tensors' ``QuantizationArgs``."""
+
+    kind: str
+    bits: int
+    strategy: str
+    group: int = 0
+    block: tuple[int, int] | None = None
+    symmetric: bool = True
+
+    def __str__(self) -> str:
+        size = f" of {self.group}" if self.group else f" of {self.block}" if self.block else ""
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        return f"{self.kind} of {self.bits} bits, strategy {self.strategy}{size}, {symmetry}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Modules that are quantized alike: names, regular expressions behind ``re:`` or classes; ``weights`` is None where
+    only activations are quantized.
+    """
+
+    targets: tuple[str, ...]
+    weights: WeightArgs | None
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedSpec:
+    """All groups, and what is left alone."""
+
+    groups: tuple[Group, ...]
+    ignored: tuple[str, ...]
+
+    def group_of(self, info: LayerInfo, source: str) -> Group | None:
+        """Return the group that means a module most closely: by name, then by expression, then by class."""
+        kind = CLASSES.get(info.role, "Linear")
+        found = [(_closeness(t, source, kind), group) for group in self.groups for t in group.targets]
+        close = [(rank, group) for rank, group in found if rank is not None]
+        return min(close, key=lambda entry: entry[0])[1] if close else None
+
+
+class CompressedTensors(StoredMethod):
+    """Dequantized at load. Activations are not quantized."""
+
+    name: ClassVar[str] = "compressed_tensors"
+    summary: ClassVar[str] = "compressed-tensors checkpoints, dequantized at load"
+    kinds: ClassVar[frozenset[str]] = frozenset({"compressed-tensors", "compressed_tensors"})
+
+    @classmethod
+    def parse(cls, config: Mapping[str, object]) -> CompressedSpec:
+        """Return the spec.
+
+        Raises:
+            ConfigError: a value is not known, or the weights are compressed or rotated in a way that is not undone.
+        """
+        _refuse_others(config)
+        written = _known_format(config.get("format") or "dense")
+        groups = config.get("config_groups") or {}
+        if not isinstance(groups, Mapping):
+            raise wrong("config_groups", groups, "a mapping of groups")
+        made = tuple(_group(key, value, written) for key, value in groups.items())
+        return CompressedSpec(made, names_in(config, "ignore"))
+
+    @classmethod
+    def left_alone(cls, info: LayerInfo, source: str, spec: CompressedSpec) -> bool:
+        """See StoredMethod."""
+        if named(source, spec.ignored) or CLASSES.get(info.role) in spec.ignored:
+            return True
+        group = spec.group_of(info, source)
+        return group is None or group.weights is None
+
+    @classmethod
+    def looks_packed(cls, facts: Mapping[str, TensorFacts]) -> bool:
+        """See StoredMethod."""
+        return "weight_packed" in facts or "weight_scale" in facts
+
+    @classmethod
+    def experts_layout(cls, spec: CompressedSpec) -> str:
+        """Return the layout of experts; some may be dense."""
+        for group in spec.groups:
+            args = group.weights
+            if args is not None and (found := PACKED_LAYOUTS.get((args.kind, args.bits))):
+                return found
+        return "dense"
+
+    @classmethod
+    def storage(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: CompressedSpec) -> Storage:
+        """See StoredMethod."""
+        from jackfield_quantization.compressed_storage import storage_of
+
+        group = spec.group_of(info, source)
+        assert group is not None and group.weights is not None, "asked only for modules of a group"
+        made = storage_of(group.weights, group.format)
+        if made is None:
+            detail = f"{group.weights}, format {group.format}"
+            raise unreadable(info, source, f"nothing reads {detail}", f"what is read: {SUPPORTED}")
+        return made
+
+
+def _closeness(target: str, source: str, kind: str) -> int | None:
+    """Return how closely a target means a module (0 is closest), or None where it does not."""
+    if target == kind:
+        return 2
+    if not named(source, (target,)):
+        return None
+    return 1 if target.startswith(REGEX) else 0
+
+
+def _refuse_others(config: Mapping[str, object]) -> None:
+    sparse = config.get("sparsity_config") or {}
+    if isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense":
+        raise _not_undone("sparsity_config", sparse.get("format"), "sparse weights")
+    transforms = config.get("transform_config") or {}
+    if isinstance(transforms, Mapping) and transforms.get("config_groups"):
+        raise _not_undone("transform_config", list(transforms["config_groups"]), "rotations of activations")
+
+
+def _not_undone(key: str, value: object, what: str) -> ConfigError:
+    return ConfigError(
+        f"the checkpoint has {what}, which are not supported",
+        field=f"quantization_config.{key}",
+        value=value,
+        remedy="use a checkpoint without them",
+    )
+
+
+def _known_format(word: object) -> str:
+    if word not in FORMATS:
+        raise wrong("format", word, f"one of {', '.join(sorted(FORMATS))}")
+    return str(word)
+
+
+def _group(key: str, value: object, written: str) -> Group:
+    field = f"config_groups.{key}"
+    if not isinstance(value, Mapping):
+        raise wrong(field, value, "a mapping")
+    weights = value.get("weights")
+    args = None if weights is None else _weights(f"{field}.weights", weights)
+    return Group(names_in(value, "targets"), args, _known_format(value.get("format") or written))
+
+
+def _weights(field: str, args: object) -> WeightArgs:
+    if not isinstance(args, Mapping):
+        raise wrong(field, args, "a mapping")
+    size, bits = args.get("group_size"), args.get("num_bits", 8)
+    strategy = str(args.get("strategy") or _implied(size))
+    if strategy not in STRATEGIES:
+        raise wrong(f"{field}.strategy", strategy, f"one of {', '.join(sorted(STRATEGIES))}")
+    if not isinstance(bits, int) or not 2 <= bits <= 8:
+        raise wrong(f"{field}.num_bits", bits, "a number from 2 to 8")
+    grouped = strategy in ("group", "tensor_group")
+    if grouped and (not isinstance(size, int) or size < 1):
+        raise wrong(f"{field}.group_size", size, "a positive number")
+    return WeightArgs(
+        str(args.get("type", "int")).lower(),
+        bits,
+        strategy,
+        group=size if grouped and isinstance(size, int) else 0,
+        block=block_of(_pair(args.get("block_structure"))) if strategy == "block" else None,
+        symmetric=bool(args.get("symmetric", True)),
+    )
+
+
+def _implied(size: object) -> str:
+    """Return the strategy where only the size of groups is said."""
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def _pair(value: object) -> object:
+    """Return a block's size; old checkpoints write it as ``128x128``."""
+    if isinstance(value, str):
+        parts: Iterable[str] = value.split("x")
+        return [int(part) if part.isdecimal() else part for part in parts]
+    return value

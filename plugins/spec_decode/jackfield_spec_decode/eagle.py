@@ -1,0 +1,192 @@
+"""EAGLE: a decoder layer that goes on from the target's own features. Configuration and weight maps.
+
+EAGLE-1: Li et al. 2024, arXiv:2401.15077. EAGLE-3: Li et al. 2025, arXiv:2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jackfield.errors import CheckpointError
+from jackfield.interfaces import (
+    AttentionGroup,
+    BuildContext,
+    ConfigReader,
+    ModelArchitecture,
+    TextConfig,
+    WeightMap,
+    WeightRule,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LAYER = {
+    "qkv.q": "self_attn.q_proj",
+    "qkv.k": "self_attn.k_proj",
+    "qkv.v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate_up.gate": "mlp.gate_proj",
+    "gate_up.up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "post_norm": "post_attention_layernorm",
+}
+"""Checkpoint modules of a layer, by target and shard."""
+IGNORE = (r"(model\.)?embed_tokens\.weight", r".*\.rotary_emb\.inv_freq")
+"""The target's embedding is used, of which checkpoints may have a copy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagleConfig(TextConfig):
+    """What the layer needs.
+
+    Args:
+        num_heads, num_kv_heads, head_size, intermediate_size, norm_eps, bias, mlp_bias: as of any decoder.
+        theta, scaling: of the rotary embedding. fc_bias: whether the projection of the input adds a bias.
+        draft_vocab: tokens that the head knows, for EAGLE-3. feature_size: width of the target.
+        taps: which layers of the target are looked at, by the layer that comes behind; () for the usual three.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    norm_eps: float
+    theta: float
+    scaling: Mapping[str, Any] | None
+    bias: bool = False
+    mlp_bias: bool = False
+    fc_bias: bool = False
+    draft_vocab: int = 0
+    feature_size: int = 0
+    taps: tuple[int, ...] = ()
+
+
+class Eagle(ModelArchitecture):
+    """``EagleLlamaForCausalLM``: the target's final state and the next token, one layer, the target's head."""
+
+    name = "EagleLlamaForCausalLM"
+    summary = "EAGLE-1 layers for Llama-like targets"
+    kinds: ClassVar[frozenset[str]] = frozenset({"EagleLlamaForCausalLM"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    @classmethod
+    def config(cls, hf: ConfigReader) -> EagleConfig:
+        """See ModelArchitecture."""
+        return EagleConfig(**_common(hf), fc_bias=bool(hf.get("bias", hf.get("eagle_fc_bias", False))))
+
+    @classmethod
+    def attention_groups(cls, config: EagleConfig) -> tuple[AttentionGroup, ...]:
+        """See ModelArchitecture."""
+        return (
+            AttentionGroup(
+                name="full",
+                kind="full",
+                layers=tuple(range(config.num_layers)),
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_size=config.head_size,
+                value_head_size=config.head_size,
+                scale=config.head_size**-0.5,
+                features=frozenset({"gqa"} if config.num_kv_heads != config.num_heads else ()),
+            ),
+        )
+
+    @classmethod
+    def weight_map(cls, config: EagleConfig, container: str) -> WeightMap:
+        """See ModelArchitecture. The first layer's input has been normalized by the target."""
+        rules = [WeightRule("model.fc", "fc")]
+        for index in range(config.num_layers):
+            rules += _layer(f"model.layers.{index}", f"layers.{index}")
+            if index:
+                rules.append(WeightRule(f"model.layers.{index}.input_layernorm", f"layers.{index}.input_norm"))
+        return WeightMap(tuple(rules), (*IGNORE, r"lm_head\.weight"), droppable="model.")
+
+    @classmethod
+    def build(cls, config: EagleConfig, ctx: BuildContext) -> nn.Module:
+        """See ModelArchitecture."""
+        from jackfield_spec_decode.eagle_model import EagleModule
+
+        return EagleModule(config, cls.attention_groups(config)[0], ctx)
+
+
+class Eagle3(Eagle):
+    """``Eagle3LlamaForCausalLM``: states of three of the target's layers and the next token, one layer, a head over
+    frequent tokens.
+    """
+
+    name = "Eagle3LlamaForCausalLM"
+    summary = "EAGLE-3 layers for Llama-like targets"
+    kinds: ClassVar[frozenset[str]] = frozenset({"Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"})
+
+    @classmethod
+    def config(cls, hf: ConfigReader) -> EagleConfig:
+        """See ModelArchitecture.
+
+        Raises:
+            CheckpointError: there is more than one layer.
+        """
+        common = _common(hf)
+        if common["num_layers"] != 1:
+            raise CheckpointError(
+                "EAGLE-3 has one layer", field="num_hidden_layers", value=common["num_layers"], remedy="use one"
+            )
+        return EagleConfig(
+            **common,
+            draft_vocab=hf.get("draft_vocab_size", common["vocab_size"]),
+            feature_size=hf.get("target_hidden_size", common["hidden_size"]),
+            taps=tuple(hf.get("eagle_aux_hidden_state_layer_ids", ())),
+        )
+
+    @classmethod
+    def weight_map(cls, config: EagleConfig, container: str) -> WeightMap:
+        """See ModelArchitecture."""
+        names = {"fc": "fc", "norm": "norm", "lm_head": "head", "midlayer.hidden_norm": "layers.0.hidden_norm"}
+        names["midlayer.input_layernorm"] = "layers.0.input_norm"
+        rules = [WeightRule(f"model.{source}", target) for source, target in names.items()]
+        if config.draft_vocab != config.vocab_size:
+            rules.append(WeightRule("model.d2t", "d2t"))
+        rules += _layer("model.midlayer", "layers.0")
+        return WeightMap(tuple(rules), (*IGNORE, r"(model\.)?(t2d|d2t)"), droppable="model.")
+
+    @classmethod
+    def build(cls, config: EagleConfig, ctx: BuildContext) -> nn.Module:
+        """See ModelArchitecture."""
+        from jackfield_spec_decode.eagle_model import Eagle3Module
+
+        return Eagle3Module(config, cls.attention_groups(config)[0], ctx)
+
+
+def _layer(source: str, target: str) -> list[WeightRule]:
+    rules = []
+    for key, below in LAYER.items():
+        part, _, shard = key.partition(".")
+        rules.append(WeightRule(f"{source}.{below}", f"{target}.{part}", shard))
+    return rules
+
+
+def _common(hf: ConfigReader) -> dict[str, Any]:
+    act = hf.get("hidden_act", "silu")
+    if act != "silu":
+        raise CheckpointError("EAGLE layers use silu", field="hidden_act", value=act, remedy="use another checkpoint")
+    heads, width = hf.require("num_attention_heads", int), hf.require("hidden_size", int)
+    scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    hf.ignore("tie_word_embeddings")
+    return {
+        "vocab_size": hf.require("vocab_size", int),
+        "hidden_size": width,
+        "num_layers": hf.get("num_hidden_layers", 1),
+        "max_position": hf.get("max_position_embeddings", 2048),
+        "num_heads": heads,
+        "num_kv_heads": hf.get("num_key_value_heads", heads),
+        "head_size": hf.get("head_dim", width // heads),
+        "intermediate_size": hf.require("intermediate_size", int),
+        "norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "theta": float(scaling.get("rope_theta") or hf.get("rope_theta", 10000.0)),
+        "scaling": None if kind == "default" else {**scaling, "rope_type": kind},
+        "bias": bool(hf.get("attention_bias", False)),
+        "mlp_bias": bool(hf.get("mlp_bias", False)),
+    }

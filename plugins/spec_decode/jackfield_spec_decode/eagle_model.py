@@ -1,0 +1,123 @@
+"""EAGLE's layers in torch. Legend: T tokens, B sequences, E width, F width of features, V vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from jackfield.interfaces import AttentionGroup, BuildContext, ForwardContext, OutputShard, Parallel
+from jackfield_spec_decode.eagle import EagleConfig
+
+Result = tuple[torch.Tensor, torch.Tensor]
+"""Features [T, E] to go on from, and states [T, E] for the head."""
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer whose attention takes inputs of ``width`` features."""
+
+    def __init__(self, index: int, width: int, config: EagleConfig, group: AttentionGroup, ctx: BuildContext) -> None:
+        super().__init__()
+        path, size, hidden = f"layers.{index}", config.head_size, config.hidden_size
+        inner = config.num_heads * size
+        q = OutputShard("q", inner, size)
+        k, v = (OutputShard(name, config.num_kv_heads * size, size, may_replicate=True) for name in ("k", "v"))
+        self.qkv = ctx.linear(f"{path}.qkv", width, [q, k, v], bias=config.bias, parallel=Parallel.COLUMN)
+        rotary = ctx.rotary(size, theta=config.theta, scaling=config.scaling, max_position=config.max_position)
+        self.attention = ctx.attention(index, group, rotary=rotary)
+        self.o = ctx.linear(f"{path}.o", inner, hidden, bias=config.bias, parallel=Parallel.ROW, input_unit=size)
+        self.post_norm = ctx.norm(f"{path}.post_norm", hidden, config.norm_eps)
+        shards = [OutputShard(name, config.intermediate_size) for name in ("gate", "up")]
+        self.up = ctx.linear(f"{path}.gate_up", hidden, shards, bias=config.mlp_bias, parallel=Parallel.COLUMN)
+        self.activation = ctx.activation("silu")
+        self.down = ctx.linear(
+            f"{path}.down", config.intermediate_size, hidden, bias=config.mlp_bias, parallel=Parallel.ROW
+        )
+
+    def forward(
+        self, x_TW: torch.Tensor, residual_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """Return the residual stream behind the layer, from what attention takes and the stream before."""
+        stream_TE = residual_TE + self.o(self.attention(self.qkv(x_TW), positions_T, ctx))
+        out_TE: torch.Tensor = stream_TE + self.down(self.activation(self.up(self.post_norm(stream_TE))))
+        return out_TE
+
+
+class EagleModule(nn.Module):
+    """EAGLE-1: features are the target's final states."""
+
+    def __init__(self, config: EagleConfig, group: AttentionGroup, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        self.fc = ctx.linear("fc", 2 * width, width, bias=config.fc_bias)
+        self.layers = nn.ModuleList(EagleLayer(i, width, config, group, ctx) for i in range(config.num_layers))
+        self.norms = nn.ModuleList(
+            ctx.norm(f"layers.{i}.input_norm", width, config.norm_eps) for i in range(1, config.num_layers)
+        )
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Return which of the target's layers are looked at: none but the last."""
+        return ()
+
+    def fuse(self, features_TF: torch.Tensor) -> torch.Tensor:
+        """Return features [T, E] of what the target gave."""
+        return features_TF
+
+    def forward(
+        self, embeds_TE: torch.Tensor, features_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext
+    ) -> Result:
+        """Return features and states behind each token: ``embeds`` are of the tokens behind those of ``features``."""
+        x_TE = self.fc(torch.cat((embeds_TE, features_TE), -1))
+        for index, layer in enumerate(self.layers):
+            x_TE = layer(x_TE if index == 0 else self.norms[index - 1](x_TE), x_TE, positions_T, ctx)
+        return x_TE, x_TE
+
+    def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
+        """Return logits [B, V] by the target's head."""
+        logits_BV: torch.Tensor = target.logits(states_BE)  # type: ignore[operator]
+        return logits_BV
+
+
+class Eagle3Module(EagleModule):
+    """EAGLE-3: features are made of the states of three layers, and the head has a vocabulary of its own."""
+
+    def __init__(self, config: EagleConfig, group: AttentionGroup, ctx: BuildContext) -> None:
+        nn.Module.__init__(self)
+        self.config, width, eps = config, config.hidden_size, config.norm_eps
+        count = len(config.taps) or 3
+        self.fc = ctx.linear("fc", count * config.feature_size, width, bias=False)
+        self.input_norm = ctx.norm("layers.0.input_norm", width, eps)
+        self.hidden_norm = ctx.norm("layers.0.hidden_norm", width, eps)
+        self.layer = EagleLayer(0, 2 * width, config, group, ctx)
+        self.norm = ctx.norm("norm", width, eps)
+        self.head = ctx.head("head", config.draft_vocab, width)
+        self.d2t = None
+        if config.draft_vocab != config.vocab_size:
+            self.d2t = ctx.parameters("d2t", {"weight": (config.draft_vocab,)}, dtype=torch.int64)
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Return which of the target's ``layers`` are looked at: an early, a middle and a late one."""
+        behind = self.config.taps or (2, layers // 2, layers - 3)
+        return tuple(layer - 1 for layer in behind)
+
+    def fuse(self, features_TF: torch.Tensor) -> torch.Tensor:
+        """See EagleModule."""
+        fused_TE: torch.Tensor = self.fc(features_TF)
+        return fused_TE
+
+    def forward(
+        self, embeds_TE: torch.Tensor, features_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext
+    ) -> Result:
+        """See EagleModule."""
+        x_TW = torch.cat((self.input_norm(embeds_TE), self.hidden_norm(features_TE)), -1)
+        stream_TE = self.layer(x_TW, features_TE, positions_T, ctx)
+        return stream_TE, self.norm(stream_TE)
+
+    def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
+        """Return logits [B, V] over the target's vocabulary: ``d2t`` is how far each token's id lies behind."""
+        own_BD: torch.Tensor = self.head(states_BE)
+        if self.d2t is None:
+            return own_BD
+        logits_BV = own_BD.new_full((len(own_BD), self.config.vocab_size), float("-inf"))
+        ids_D = torch.arange(own_BD.shape[1], device=own_BD.device) + self.d2t.weight
+        logits_BV[:, ids_D] = own_BD
+        return logits_BV

@@ -1,0 +1,1 @@
+"""Frozen attention for Jackfield."""

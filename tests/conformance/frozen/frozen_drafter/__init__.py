@@ -1,0 +1,1 @@
+"""Frozen drafter for Jackfield."""

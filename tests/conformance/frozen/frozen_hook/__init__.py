@@ -1,0 +1,1 @@
+"""Frozen hook for Jackfield."""

@@ -1,0 +1,1 @@
+"""Frozen logits for Jackfield."""

@@ -1,0 +1,1 @@
+"""Frozen model for Jackfield."""

@@ -1,0 +1,1 @@
+"""Frozen ops for Jackfield."""

@@ -1,0 +1,1 @@
+"""Frozen platform for Jackfield."""

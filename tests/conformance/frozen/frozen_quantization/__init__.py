@@ -1,0 +1,1 @@
+"""Frozen quantization for Jackfield."""

@@ -1,0 +1,1 @@
+"""Frozen scheduling for Jackfield."""

@@ -1,0 +1,25 @@
+"""The kit's attention tests, through every backend of the project."""
+
+from __future__ import annotations
+
+from suites import suite
+
+from jackfield.testing import AttentionConformance
+from jackfield_attention.flash_attn import FlashAttnBackend
+from jackfield_attention.native_cpu import NativeCpuBackend
+from jackfield_attention.torch_linear import TorchDeltaBackend, TorchLinearBackend
+from jackfield_attention.torch_mamba import TorchMambaBackend
+from jackfield_attention.torch_mla import TorchMlaBackend
+from jackfield_attention.torch_sdpa import TorchSdpaBackend
+from jackfield_attention.torch_short_conv import TorchShortConvBackend
+from jackfield_attention.triton_backend import TritonBackend
+
+TestTorchSdpa = suite(AttentionConformance, TorchSdpaBackend)
+TestNativeCpu = suite(AttentionConformance, NativeCpuBackend)
+TestTorchMla = suite(AttentionConformance, TorchMlaBackend)
+TestTorchMamba = suite(AttentionConformance, TorchMambaBackend)
+TestTorchLinear = suite(AttentionConformance, TorchLinearBackend)
+TestTorchDelta = suite(AttentionConformance, TorchDeltaBackend)
+TestTorchShortConv = suite(AttentionConformance, TorchShortConvBackend)
+TestTriton = suite(AttentionConformance, TritonBackend)
+TestFlashAttn = suite(AttentionConformance, FlashAttnBackend)

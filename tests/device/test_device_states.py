@@ -1,0 +1,64 @@
+"""Latent attention and layers with states on the device: by definition, with narrow latents, and in graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from jackfield.interfaces import AttentionRequest, DeviceFacts
+from jackfield.testing.attention_cases import Query
+from jackfield.testing.attention_shapes import STATE_SHAPES
+from jackfield.testing.latent_cases import latent_attention
+from jackfield.testing.state_cases import definition, make_inputs, run_states
+from jackfield_attention.torch_mla import TorchMlaBackend
+from jackfield_attention.triton_mla import TritonMlaBackend
+from jackfield_attention.triton_states import TritonStatesBackend
+
+pytestmark = pytest.mark.gpu
+DEEPSEEK = AttentionRequest(
+    kind="mla",
+    dtype="float32",
+    device=DeviceFacts("cuda", capability=(9, 0), cores=132),
+    num_heads=16,
+    num_kv_heads=1,
+    head_size=192,
+    value_head_size=128,
+    scale=192**-0.5,
+    extra={"latent_size": 512, "rope_size": 64},
+)
+STEPS = {
+    "decodes": [Query(1, 20), Query(1, 900), Query(1, 70)],
+    "mixed": [Query(1, 411), Query(1, 0), Query(50, 120), Query(2, 30)],
+}
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.cpu() - wanted.cpu()).norm() / wanted.cpu().norm())
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("heads", [16, 40])
+def test_latents_equal_the_definition(step: str, heads: int) -> None:
+    request = replace(DEEPSEEK, num_heads=heads)
+    found, wanted = latent_attention(TritonMlaBackend, request, STEPS[step], torch.device("cuda"))
+    assert error(found, wanted) < 1e-4
+
+
+def test_narrow_latents_are_those_of_the_reference() -> None:
+    narrow, device = replace(DEEPSEEK, cache_dtype="float8_e4m3fn"), torch.device("cuda")
+    found, wanted = (
+        latent_attention(b, narrow, STEPS["decodes"], device)[0] for b in (TritonMlaBackend, TorchMlaBackend)
+    )
+    assert error(found, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("kind", list(STATE_SHAPES))
+def test_states_equal_the_definition(kind: str, in_place: bool) -> None:
+    inputs = make_inputs(kind, (70, 9, 2), seed=3)
+    cuts = [[60, 61, 62], [1, 2, 3, 4], []]
+    found = run_states(TritonStatesBackend, kind, inputs, cuts, torch.device("cuda"), in_place=in_place)
+    for rows, tokens in zip(found, inputs.sequences, strict=True):
+        assert error(rows, definition(kind, tokens, inputs.constants)) < 1e-4

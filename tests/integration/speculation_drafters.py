@@ -1,0 +1,140 @@
+"""Drafters that do what no drafter should, and one that is often right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, DraftOutcome, Drafts
+
+
+class TestDrafter(Drafter):
+    """Base: built without anything."""
+
+    __test__ = False
+    kinds: ClassVar[frozenset[str]] = ANY
+
+    def __init__(self, env: DrafterEnv) -> None:
+        self.width = env.request.num_tokens
+        self.random = np.random.default_rng(7)
+        self.calls = 0
+
+    @classmethod
+    def build(cls, env: DrafterEnv) -> TestDrafter:
+        return cls(env)
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        self.calls += 1
+        return Drafts(self.ids(batch))
+
+    def ids(self, batch: DraftBatch) -> Any:
+        return self.random.integers(0, 260, (len(batch.slots), self.width))
+
+
+class Guessing(TestDrafter):
+    name = "guessing"
+
+
+class Illegal(TestDrafter):
+    name = "illegal"
+
+    def ids(self, batch: DraftBatch) -> Any:
+        return self.random.choice([-5, 97, 98, 260, 2**31 - 1, 2**40 + 97], (len(batch.slots), self.width))
+
+
+class Repeating(TestDrafter):
+    """The last token again, far more often than asked for."""
+
+    name = "repeating"
+
+    def ids(self, batch: DraftBatch) -> Any:
+        assert batch.token_ids is not None
+        last = batch.token_ids[batch.slots, batch.lengths - 1]
+        return np.repeat(last[:, None], 40, axis=1)
+
+
+class Knowing(TestDrafter):
+    """Knows what is said, and makes mistakes."""
+
+    name = "knowing"
+    mistakes: ClassVar[float] = 0.2
+    texts: ClassVar[list[list[int]]] = []
+    """Prompt and answer of each request."""
+
+    def ids(self, batch: DraftBatch) -> Any:
+        assert batch.token_ids is not None
+        ids = np.full((len(batch.slots), self.width), -1)
+        for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
+            said = batch.token_ids[slot, :length].tolist()
+            for text in self.texts:
+                if text[:length] == said:
+                    more = text[length : length + self.width]
+                    ids[row, : len(more)] = more
+        wrong = self.random.random(ids.shape) < self.mistakes
+        return np.where(wrong & (ids >= 0), self.random.integers(0, 260, ids.shape), ids)
+
+
+class Raising(TestDrafter):
+    """Works twice, then raises."""
+
+    name = "raising"
+
+    def ids(self, batch: DraftBatch) -> Any:
+        if self.calls > 2:
+            raise RuntimeError("no more ideas")
+        return super().ids(batch)
+
+
+class Vandal(TestDrafter):
+    """Writes into what it was given to read."""
+
+    name = "vandal"
+
+    def ids(self, batch: DraftBatch) -> Any:
+        assert batch.token_ids is not None
+        batch.token_ids[:] = 3
+
+
+class Shapeless(TestDrafter):
+    name = "shapeless"
+
+    def ids(self, batch: DraftBatch) -> Any:
+        return np.zeros((len(batch.slots) + 1, self.width), dtype=np.int32)
+
+
+class Fractions(TestDrafter):
+    name = "fractions"
+
+    def ids(self, batch: DraftBatch) -> Any:
+        return np.full((len(batch.slots), self.width), 97.5)
+
+
+class Nothing(TestDrafter):
+    name = "nothing"
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        return None  # type: ignore[return-value]
+
+
+class Deaf(TestDrafter):
+    """Raises when it is told what became of its drafts."""
+
+    name = "deaf"
+
+    def observe(self, outcome: DraftOutcome) -> None:
+        raise RuntimeError("not listening")
+
+
+class Clinging(TestDrafter):
+    """Raises when it must forget."""
+
+    name = "clinging"
+
+    def forget(self, slots: Sequence[int]) -> None:
+        raise RuntimeError("never")
+
+
+HOSTILE: tuple[type[TestDrafter], ...] = (Guessing, Illegal, Repeating, Knowing)
+FAILING: tuple[type[TestDrafter], ...] = (Raising, Vandal, Shapeless, Fractions, Nothing, Deaf, Clinging)
