@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grimp
@@ -77,13 +77,19 @@ def test_light_parts_import_nothing_heavy(part: str) -> None:
     assert json.loads(run_python(code, f"jackfield.{part}", *HEAVY)) == []
 
 
+def processor_seconds() -> float:
+    """Return what programs that ended have taken: other than by the clock, it matters little what runs beside them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def best_seconds(code: str, runs: int = 3) -> float:
     """Return the least of what ``code`` prints."""
     return min(float(run_python(code)) for _ in range(runs))
 
 
 def test_import_jackfield_is_quick_and_light() -> None:
-    code = "import time; t = time.perf_counter(); import jackfield; print(time.perf_counter() - t)"
+    code = "import time; t = time.process_time(); import jackfield; print(time.process_time() - t)"
     assert best_seconds(code) < 0.1 * SLACK
     names = run_python("import sys; before = set(sys.modules); import jackfield; print(*(set(sys.modules) - before))")
     foreign = {name.partition(".")[0] for name in names.split()} - set(sys.stdlib_module_names)
@@ -94,9 +100,9 @@ def test_import_jackfield_is_quick_and_light() -> None:
 def test_help_is_quick(line: list[str]) -> None:
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = processor_seconds()
         subprocess.run([sys.executable, "-m", "jackfield.cli", *line], capture_output=True, check=True, timeout=60)
-        times.append(time.perf_counter() - start)
+        times.append(processor_seconds() - start)
     assert min(times) < 0.5 * SLACK
 
 
