@@ -182,18 +182,18 @@ def test_empty_prompt(capsys: Capture, model: str) -> None:
 def test_unknown_backend(capsys: Capture, model: str) -> None:
     text = (
         "error: no such plugin in attention_backends: attention.force names 'torch_spda'\n"
-        "  field: attention.force = 'torch_spda'\n  remedy: did you mean 'torch_sdpa'?"
+        "  field: attention.force = 'torch_spda'\n  remedy: did you mean 'torch_sdpa'"
     )
     fails(capsys, "generate", model, "Hi", "--attention.force", "torch_spda", text=text)
 
 
 def test_backend_that_cannot_keep_such_a_cache(capsys: Capture, model: str) -> None:
-    argv = ["generate", model, "Hi", "--attention.force", "torch_sdpa", "--cache-dtype", "float8_e4m3fn"]
+    argv = ["generate", model, "Hi", "--attention.force", "torch_sdpa", "--cache-dtype", "int3"]
     text = (
         "error: 'torch_sdpa' was forced for attention_backends for target, full, but cannot serve it: "
-        "cache_dtype: float8_e4m3fn differs from the computation type float32\n"
+        "cache_dtype: int3 is no type that keys and values can be stored in here\n"
         "  field: attention.force = 'torch_sdpa'\n"
-        "  remedy: leave cache.cache_dtype out; plugins that can serve it: none\n"
+        "  remedy: use one of: float32, float8_e4m3fn, float8_e5m2, int8, int4; plugins that can serve it: none\n"
     )
     fails(capsys, *argv, text=text)
 
@@ -202,8 +202,8 @@ def test_type_that_no_cache_has(capsys: Capture, model: str) -> None:
     text = (
         "error: no plugin fits attention_backends for target, full; the nearest is "
         f"'{CPU_ATTENTION}' (jackfield {version('jackfield')}): "
-        "cache_dtype: int3 differs from the computation type float32\n"
-        "  field: attention = 'full'\n  remedy: leave cache.cache_dtype out\n"
+        "cache_dtype: int3 is no type that keys and values can be stored in here\n"
+        "  field: attention = 'full'\n  remedy: use one of: float32, float8_e4m3fn, float8_e5m2, int8, int4\n"
     )
     fails(capsys, "generate", model, "Hi", "--cache-dtype", "int3", text=text)
 

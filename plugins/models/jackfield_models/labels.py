@@ -54,27 +54,29 @@ class Scoring(Decoder):
 
 
 def scoring(base: type[Decoder], name: str, **changes: Any) -> type[Decoder]:
-    """Return the architecture ``name``: ``base`` with a head over labels."""
+    """Return the architecture ``name``: ``base`` with a head over labels. It must be kept under this very name, by
+    which other processes find it.
+    """
     own = {"name": name, "kinds": frozenset({name}), "__module__": __name__, **changes}
     own.setdefault("summary", f"{base.name.removesuffix('ForCausalLM')}: classifiers and rerankers")
     own.setdefault("__doc__", f"``{name}``.")
     return type(name, (Scoring, base), own)
 
 
-LlamaLabels = scoring(Llama, "LlamaForSequenceClassification")
-MistralLabels = scoring(Mistral, "MistralForSequenceClassification")
-MixtralLabels = scoring(Mixtral, "MixtralForSequenceClassification")
-Qwen2Labels = scoring(Qwen2, "Qwen2ForSequenceClassification")
-Qwen2MoeLabels = scoring(Qwen2Moe, "Qwen2MoeForSequenceClassification")
-Qwen3Labels = scoring(Qwen3, "Qwen3ForSequenceClassification")
-Qwen3MoeLabels = scoring(Qwen3Moe, "Qwen3MoeForSequenceClassification")
-GemmaLabels = scoring(Gemma, "GemmaForSequenceClassification")
-Gemma2Labels = scoring(Gemma2, "Gemma2ForSequenceClassification")
-Phi3Labels = scoring(Phi3, "Phi3ForSequenceClassification")
-SmolLm3Labels = scoring(SmolLm3, "SmolLM3ForSequenceClassification")
-Gpt2Labels = scoring(Gpt2, "GPT2ForSequenceClassification")
+LlamaForSequenceClassification = scoring(Llama, "LlamaForSequenceClassification")
+MistralForSequenceClassification = scoring(Mistral, "MistralForSequenceClassification")
+MixtralForSequenceClassification = scoring(Mixtral, "MixtralForSequenceClassification")
+Qwen2ForSequenceClassification = scoring(Qwen2, "Qwen2ForSequenceClassification")
+Qwen2MoeForSequenceClassification = scoring(Qwen2Moe, "Qwen2MoeForSequenceClassification")
+Qwen3ForSequenceClassification = scoring(Qwen3, "Qwen3ForSequenceClassification")
+Qwen3MoeForSequenceClassification = scoring(Qwen3Moe, "Qwen3MoeForSequenceClassification")
+GemmaForSequenceClassification = scoring(Gemma, "GemmaForSequenceClassification")
+Gemma2ForSequenceClassification = scoring(Gemma2, "Gemma2ForSequenceClassification")
+Phi3ForSequenceClassification = scoring(Phi3, "Phi3ForSequenceClassification")
+SmolLM3ForSequenceClassification = scoring(SmolLm3, "SmolLM3ForSequenceClassification")
+GPT2ForSequenceClassification = scoring(Gpt2, "GPT2ForSequenceClassification")
 DEEP = ("score.0", "score.2")
-Qwen2Reward = scoring(
+Qwen2ForRewardModel = scoring(
     Qwen2,
     "Qwen2ForRewardModel",
     summary="Qwen 2.5 reward models: one score of a whole answer",
@@ -83,14 +85,14 @@ Qwen2Reward = scoring(
     labels=1,
     raw=True,
 )
-Qwen2ProcessReward = scoring(
+Qwen2ForProcessRewardModel = scoring(
     Qwen2,
     "Qwen2ForProcessRewardModel",
     summary="Qwen 2.5 process reward models: scores of each step of an answer",
     sources=DEEP,
     biased=True,
 )
-InternLm2Reward = scoring(
+InternLM2ForRewardModel = scoring(
     InternLm2,
     "InternLM2ForRewardModel",
     summary="InternLM 2 reward models: one score of a whole answer",

@@ -164,7 +164,7 @@ def fake_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     report = SimpleNamespace(to_json=lambda: '{"a": 1}', render=lambda: "the table")
     monkeypatch.setattr("jackfield.sources.resolve_model", lambda spec, folder, progress: Path(spec))
     monkeypatch.setattr("jackfield.checkpoint.read_facts", lambda path, load_format, overrides: "facts")
-    resolve = lambda config, facts, registry: SimpleNamespace(report=report)  # noqa: E731
+    resolve = lambda config, facts, registry, draft_facts: SimpleNamespace(report=report)  # noqa: E731
     module = ModuleType("jackfield.oracle.pipeline")
     vars(module)["resolve"] = resolve
     monkeypatch.setitem(sys.modules, "jackfield.oracle.pipeline", module)

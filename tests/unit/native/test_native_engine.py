@@ -12,7 +12,7 @@ from native_world import threads
 from jackfield import LLM, SamplingParams
 from jackfield.sources import resolve_model
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 PROMPTS = (
     "The",

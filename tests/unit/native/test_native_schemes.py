@@ -187,7 +187,7 @@ def test_quantized_activations_are_refused() -> None:
 
 def test_declarations() -> None:
     for method in (NativeDense, NativeGguf):
-        assert method.features == {"linear", "embedding", "head", "experts"}
+        assert method.features == {"linear", "embedding", "head", "experts", "batch_invariant"}
         assert method.dtypes == {"float32", "bfloat16"}
         assert method.device_types == {"cpu"}
         assert list(method.check(QuantizationRequest())) == []

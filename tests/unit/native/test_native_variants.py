@@ -18,6 +18,8 @@ from jackfield_native.products import decode_rows
 from jackfield_native.toolchain import find_compiler
 
 X86 = platform.machine() in ("x86_64", "AMD64")
+pytestmark = pytest.mark.slow
+
 VARIANTS = {"four lanes": ("-DJF_PLAIN", "-O1")}
 if X86:
     VARIANTS |= {"oldest x86-64": ("-march=x86-64", "-O1"), "avx2": ("-march=haswell", "-O1")}
