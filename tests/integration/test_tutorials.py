@@ -16,7 +16,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs" / "tutorials"
 PAGES = sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "index")
 FENCE = re.compile(r'^```(console|python) ?(?:title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
-INSTALL = "pip install -e . --no-build-isolation"
+INSTALL = "pip install -e ."
 
 
 @dataclass

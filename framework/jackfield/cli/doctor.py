@@ -210,7 +210,7 @@ def metadata(installed: Installation) -> Iterator[Finding]:
         name, stale = found.metadata["Name"], _stale(found, source)
         if stale:
             text = f"'{name}' was installed before its pyproject.toml changed: {', '.join(stale)}"
-            yield Finding("metadata", FAULT, text, f"pip install --no-deps --no-build-isolation -e {source}")
+            yield Finding("metadata", FAULT, text, f"pip install --no-deps -e {source}")
         else:
             yield Finding("metadata", OK, f"'{name}' is installed in place, and current")
 

@@ -92,7 +92,7 @@ def new_plugin(family: str, name: str, /, *, output: Path | None = None) -> int:
     written = write_plugin(found, names, folder)
     for path in written:
         print(path)
-    print(f"\nnext:\n  pip install -e '{folder}[test]' --no-build-isolation\n  pytest {folder}")
+    print(f"\nnext:\n  pip install -e '{folder}[test]'\n  pytest {folder}")
     return 0
 
 

@@ -79,7 +79,7 @@ def test_entry_points_that_are_older_than_their_source(site: Site, tmp_path: Pat
     (folder / "acme-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told))
     finding = next(f for f in found("metadata", FAULT) if "acme" in f.text)
     assert finding.text == f"'acme' was installed before its pyproject.toml changed: {ATTENTION}: new"
-    assert finding.remedy == f"pip install --no-deps --no-build-isolation -e {source}"
+    assert finding.remedy == f"pip install --no-deps -e {source}"
 
 
 def test_a_folder_that_hides_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

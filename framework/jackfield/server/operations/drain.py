@@ -48,6 +48,7 @@ class StopSignals:
     def listening(self) -> Iterator[None]:
         """Listen while the context lasts. Belongs to the event loop of the main thread."""
         loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             loop.add_signal_handler(number, self.notice)
         try:
@@ -55,6 +56,10 @@ class StopSignals:
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+                # The loop leaves its own idea of a default, and not what was there: a program that was started in the
+                # background may have been told to ignore interrupts.
+                if before[number] is not None:
+                    signal.signal(number, before[number])
 
 
 async def first_of(*waits: Coroutine[Any, Any, object], timeout: float | None = None) -> int | None:
