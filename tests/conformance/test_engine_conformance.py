@@ -28,6 +28,7 @@ def with_draft_model(self: Any, plugin: Any, target: Tiny, folder: Path) -> dict
         "speculative.method": plugin.name,
         "speculative.model": str(folder),
         "speculative.num_speculative_tokens": 3,
+        "speculative.adaptive": False,
     }
 
 

@@ -56,7 +56,7 @@ def test_files_are_as_many_as_their_names_say(models: Models) -> None:
     assert len(list(models["llama_shards"].folder.glob("*.safetensors"))) == 3
 
 
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
 CUTS: dict[str, dict[str, Any]] = {
     "one token of a prompt in a step": {"long_prefill_token_threshold": 1},
     "chunks of 7": {"long_prefill_token_threshold": 7},

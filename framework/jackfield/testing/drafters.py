@@ -74,7 +74,9 @@ class DrafterConformance(PluginConformance):
     def settings(self, plugin: type[Drafter], target: Tiny, folder: Path) -> dict[str, Any]:
         """Return the engine's settings that switch the drafter on. ``folder`` is empty, for a draft model."""
         options = {f"plugins.options.{plugin.name}.{name}": value for name, value in self.options.items()}
-        return {"speculative.method": plugin.name, "speculative.num_speculative_tokens": DRAFTS, **options}
+        # How many drafts pay depends on the clock; tests do not.
+        always = {"speculative.adaptive": False, "speculative.num_speculative_tokens": DRAFTS}
+        return {"speculative.method": plugin.name, **always, **options}
 
     def _plugins(self, plugin: type[Drafter]) -> list[type[Drafter]]:
         return [] if self.installed else [plugin]

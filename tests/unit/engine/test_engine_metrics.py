@@ -67,7 +67,7 @@ def test_totals_only_grow_and_gauges_tell_the_moment(model: str) -> None:
 
 
 def test_drafts_are_counted(model: str) -> None:
-    llm = start(model, speculative={"method": "ngram", "num_speculative_tokens": 3})
+    llm = start(model, speculative={"method": "ngram", "num_speculative_tokens": 3, "adaptive": False})
     params = greedy(30, allowed_token_ids=[5], logprobs=0)
     outputs = llm.generate([[5] * 12], params)
     metrics = llm.get_metrics()

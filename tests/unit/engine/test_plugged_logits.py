@@ -120,7 +120,10 @@ MODES: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 5},
     "preempted": {"num_blocks": 34, "max_model_len": 128, "enable_prefix_caching": False},
     "ngram": {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "max_num_batched_tokens": 24},
-    "accepted": {"speculative": {"method": "ngram"}, "plugins.options": {"residue": {"base": 4, "exact": True}}},
+    "accepted": {
+        "speculative": {"method": "ngram", "adaptive": False},
+        "plugins.options": {"residue": {"base": 4, "exact": True}},
+    },
     "recorded": {},
 }
 BASES = {"accepted": 4}
