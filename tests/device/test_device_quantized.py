@@ -60,7 +60,7 @@ def filled(info: LayerInfo, scheme: LinearScheme, tensors: Mapping[str, torch.Te
 )
 def test_products_of_stored_weights(name: str, method: Any, rows: int) -> None:
     if name.startswith("ct-"):
-        pytest.importorskip("compressed_tensors")
+        pytest.importorskip("compressed_tensors", reason="its own library reads the config, and is not installed here")
     tensors, meaning = FORMATS[name].write(weight_of())
     info = info_of(tensors)
     scheme = method.scheme(info, method.parse(FORMATS[name].config))

@@ -53,7 +53,7 @@ def test_every_document_is_in_the_site() -> None:
 
 def all_flags() -> list[str]:
     """Return one line for each flag: engine flags alone, others behind their command."""
-    own = [f"{name} {flag}" for name in commands() for flag in command_flags(name)]
+    own = [f"{name} {flag}" for name, command in commands().items() for flag in command_flags(command)]
     return [*flag_names(), *own]
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from engines import Engine, Models, check_idle
 from hf import Tiny, assert_equal, make_tiny, random_prompts
+from speculation_drafters import Knowing
 
 from jackfield import LLM, PoolingParams, SamplingParams
 from jackfield.errors import JackfieldError
+from jackfield_native.toolchain import unavailable
 
 PROMPTS = random_prompts([1, 7, 40, 90, 23, 61], seed=4)
 WITH_LOGPROBS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5, prompt_logprobs=2)
@@ -20,9 +22,14 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
     "chunks of 33, overlapped": {"max_num_batched_tokens": 33, "async_scheduling": True},
     "few blocks": {"num_blocks": 9, "max_model_len": 104},
-    "drafts": {"speculative.method": "ngram", "speculative.num_speculative_tokens": 3},
+    "drafts": {
+        "plugins": [Knowing],
+        "speculative.method": "knowing",
+        "speculative.num_speculative_tokens": 3,
+        "speculative.adaptive": False,
+    },
 }
-pytestmark = pytest.mark.skipif(not pytest.importorskip("jackfield_native.toolchain").find_compiler(), reason="no C")
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason="the kernels in C cannot be built here")
 
 
 def numbers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
@@ -46,10 +53,13 @@ def test_every_bit_is_as_alone(engine: Engine, models: Models, kind: str, mode: 
     tiny = models[kind]
     alone = invariant(engine, tiny, enable_prefix_caching=False)
     expected = [numbers(alone, [prompt])[0] for prompt in PROMPTS]
+    Knowing.texts = [[*prompt, *tokens] for prompt, (tokens, _) in zip(PROMPTS, expected, strict=True)]
     llm = invariant(engine, tiny, **MODES[mode])
     assert numbers(llm, PROMPTS) == expected
     assert numbers(llm, PROMPTS[::-1]) == expected[::-1]  # now with what the prefix cache has
     assert_equal(tiny.model, PROMPTS, [tokens for tokens, _ in expected])
+    metrics = llm.get_metrics()
+    assert mode != "drafts" or metrics.drafts_proposed - 20 > metrics.drafts_accepted > 20, "kept and refused ones"
 
 
 def test_vectors_are_as_alone(engine: Engine, models: Models) -> None:

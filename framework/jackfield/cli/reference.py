@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from cyclopts import App
 
 from jackfield.cli.app import COMMANDS_WITH_ENGINE, build_app
 from jackfield.cli.flags import flag_names
@@ -15,60 +16,24 @@ from jackfield.config.reference import render_reference as render_config
 from jackfield.testing.capabilities import render_capabilities
 
 
-def commands() -> dict[str, Any]:
-    """Return the functions of all commands by name (``plugins check``)."""
-    from jackfield.cli import (
-        bench_offline,
-        bench_serve,
-        chat,
-        config_show,
-        doctor,
-        explain,
-        generate,
-        models,
-        new_plugin,
-        plugins,
-        pull,
-        quantize,
-        run_batch,
-        save_state,
-        serve,
-        tune,
-        version,
-    )
-
-    return {
-        "generate": generate.generate,
-        "chat": chat.chat,
-        "serve": serve.serve,
-        "bench serve": bench_serve.serve,
-        "bench latency": bench_offline.latency,
-        "bench throughput": bench_offline.throughput,
-        "run-batch": run_batch.run_batch,
-        "pull": pull.pull,
-        "save-sharded-state": save_state.save_sharded_state,
-        "quantize": quantize.quantize,
-        "explain": explain.explain,
-        "plugins": plugins.list_plugins,
-        "plugins check": plugins.check,
-        "plugins lock": plugins.lock,
-        "models": models.list_models,
-        "new-plugin": new_plugin.new_plugin,
-        "doctor": doctor.doctor,
-        "config show": config_show.show_config,
-        "tune moe": tune.moe,
-        "version": version.version,
-    }
+def commands() -> dict[str, App]:
+    """Return the apps of all commands by name (``plugins check``)."""
+    return dict(_named(build_app(), ""))
 
 
-def command_flags(command: str) -> list[str]:
+def _named(app: App, before: str) -> Iterator[tuple[str, App]]:
+    for part in app:
+        if not part.startswith("-"):
+            if app[part].default_command is not None:
+                yield before + part, app[part]
+            yield from _named(app[part], f"{before}{part} ")
+
+
+def command_flags(command: App) -> list[str]:
     """Return the flags of one command, without engine flags."""
-    app = build_app()
-    for part in command.split():
-        app = app[part]
-    collection = app.assemble_argument_collection(default_parameter=None)
+    arguments = command.assemble_argument_collection(default_parameter=None)
     return sorted(
-        {name for argument in collection if argument.parse for name in argument.names if name.startswith("--")}
+        {name for argument in arguments if argument.parse for name in argument.names if name.startswith("--")}
     )
 
 
@@ -84,9 +49,10 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "`--traceback` works with every command."
     yield "Exit codes: 0 done, 1 internal error, 2 user's error, 130 interrupted."
-    for name, function in commands().items():
-        yield from ("", f"## jackfield {name}", "", inspect.cleandoc(function.__doc__ or "").split("\n\n")[0], "")
-        flags = ", ".join(f"`{flag}`" for flag in command_flags(name))
+    for name, command in commands().items():
+        about = inspect.getdoc(command.default_command) or ""
+        yield from ("", f"## jackfield {name}", "", about.split("\n\n")[0], "")
+        flags = ", ".join(f"`{flag}`" for flag in command_flags(command))
         yield f"Flags: {flags or 'none'}" + (" and the engine flags." if name in COMMANDS_WITH_ENGINE else ".")
     yield from ("", "## Engine flags", "", "What each one means is in [the list of settings](config.md).", "")
     yield from (f"- `{flag}`" for flag in flag_names())

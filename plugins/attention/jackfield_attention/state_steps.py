@@ -177,9 +177,21 @@ class StateLayer:
             recurrence: which of ``RECURRENCES``. inputs: [T, ...] each. plane: the states. out: [T, ...]. added: what
                 is added to the outputs. constants: what comes before the inputs.
         """
-        long, step = (partial(work, *constants) for work in RECURRENCES[recurrence])
-        run_steps(step, inputs, plane, metadata, out, added)
-        run_long(long, inputs, plane, metadata, out, added)
+        self._advance_decodes(recurrence, constants, inputs, plane, metadata, out, added)
+        run_long(partial(RECURRENCES[recurrence][0], *constants), inputs, plane, metadata, out, added)
+
+    def _advance_decodes(
+        self,
+        recurrence: str,
+        constants: tuple[torch.Tensor, ...],
+        inputs: tuple[torch.Tensor, ...],
+        plane: torch.Tensor,
+        metadata: Any,
+        out: torch.Tensor,
+        added: torch.Tensor | None,
+    ) -> None:
+        """Advance the sequences with one new token."""
+        run_steps(partial(RECURRENCES[recurrence][1], *constants), inputs, plane, metadata, out, added)
 
     def commit(self, state: State, metadata: StateMetadata, accepted: torch.Tensor) -> None:
         """States of drafts are not kept."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import AttentionEnv, AttentionStep, StepLimits
 from jackfield_attention.state_steps import (
-    RECURRENCES,
     Inputs,
     State,
     StateLayer,
     StateMetadata,
     StateMetadataBuilder,
     convolve_long,
-    run_long,
     same,
 )
 from jackfield_attention.torch_linear_layer import DeltaLayer, LinearLayer
@@ -93,27 +90,25 @@ class TritonStates(StateLayer):
         """See RecurrentLayer."""
         convolve_both(x_TC, weight_CW, bias_C, state["conv"], metadata, out_TC, F.silu)
 
-    def advance(
+    def _advance_decodes(
         self,
         recurrence: str,
+        constants: tuple[torch.Tensor, ...],
         inputs: tuple[torch.Tensor, ...],
         plane: torch.Tensor,
-        metadata: StateMetadata,
+        metadata: TritonStateMetadata,
         out: torch.Tensor,
-        added: torch.Tensor | None = None,
-        constants: tuple[torch.Tensor, ...] = (),
+        added: torch.Tensor | None,
     ) -> None:
-        """See StateLayer."""
-        assert isinstance(metadata, TritonStateMetadata)
-        if metadata.decodes:
-            first = tuple(value[: metadata.decodes].contiguous() for value in inputs)
-            more = None if added is None else added[: metadata.decodes].contiguous()
-            if recurrence == "selective":
-                assert more is not None
-                selective((*constants, *first, more), plane, metadata, out)
-            else:
-                stepped(first, plane, metadata, out, more)
-        run_long(partial(RECURRENCES[recurrence][0], *constants), inputs, plane, metadata, out, added)
+        if not metadata.decodes:
+            return
+        first = tuple(value[: metadata.decodes].contiguous() for value in inputs)
+        more = None if added is None else added[: metadata.decodes].contiguous()
+        if recurrence == "selective":
+            assert more is not None
+            selective((*constants, *first, more), plane, metadata, out)
+        else:
+            stepped(first, plane, metadata, out, more)
 
 
 def stepped(

@@ -119,7 +119,10 @@ MODES: dict[str, dict[str, Any]] = {
     "overlapped": {"async_scheduling": True},
     "chunked": {"max_num_batched_tokens": 5},
     "preempted": {"num_blocks": 34, "max_model_len": 128, "enable_prefix_caching": False},
-    "ngram": {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "max_num_batched_tokens": 24},
+    "ngram": {
+        "speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
+        "max_num_batched_tokens": 24,
+    },
     "accepted": {
         "speculative": {"method": "ngram", "adaptive": False},
         "plugins.options": {"residue": {"base": 4, "exact": True}},

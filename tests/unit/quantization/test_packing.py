@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from bitsandbytes import functional
 from quantized_writers import AWQ_PLACES, pack_bits
 
 from jackfield_quantization.packing import (
@@ -79,12 +80,11 @@ def test_exponents() -> None:
 
 
 def test_tables_of_bitsandbytes() -> None:
-    library = pytest.importorskip("bitsandbytes.functional")
     for kind, table in (("nf4", NF4), ("fp4", FP4)):
-        own = library.get_4bit_type(kind, device="cpu")
+        own = functional.get_4bit_type(kind, device="cpu")
         assert torch.equal(torch.tensor(sorted(table)), torch.tensor(sorted(own.tolist())))
         codes = torch.tensor(list(itertools.chain(range(16), range(16))), dtype=torch.uint8)
         stored = (codes[0::2] << 4 | codes[1::2]).unsqueeze(1)
-        state = library.QuantState(torch.ones(1), torch.Size([1, 32]), own, 64, kind, torch.float32)
-        decoded = library.dequantize_4bit(stored, state, quant_type=kind).flatten()
+        state = functional.QuantState(torch.ones(1), torch.Size([1, 32]), own, 64, kind, torch.float32)
+        decoded = functional.dequantize_4bit(stored, state, quant_type=kind).flatten()
         torch.testing.assert_close(decoded, from_table(codes, table), rtol=0, atol=1e-7)

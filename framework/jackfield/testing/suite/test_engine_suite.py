@@ -30,8 +30,13 @@ CASES: Mapping[str, dict[str, Any]] = {
     "small steps": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
     "blocks of 16": {"block_size": 16},
     "blocks of 64": {"block_size": 64},
-    "preemption": {"block_size": 16, "num_blocks": 12, "max_num_seqs": 4, "kv_cache_memory": None},
-    "drafts": {"speculative.method": "ngram", "speculative.num_speculative_tokens": 3},
+    "preemption": {"block_size": 16, "num_blocks": 12, "max_num_seqs": 4},
+    "drafts": {
+        "speculative.method": "ngram",
+        "speculative.num_speculative_tokens": 3,
+        "speculative.adaptive": False,
+        "plugins.options.ngram.min_n": 1,
+    },
     "one at a time": {"max_num_seqs": 1},
 }
 
@@ -93,9 +98,10 @@ def test_models(engines: Engines, name: str) -> None:
 @pytest.mark.parametrize("case", list(CASES))
 def test_cases(engines: Engines, case: str) -> None:
     prompts = [*random_prompts((1, 9, 40, 77, 16, 17)), [7, 8, 9] * 6]
-    settings = {key: value for key, value in CASES[case].items() if value is not None}
-    with engines.start("grouped heads", **settings) as llm:
+    with engines.start("grouped heads", **CASES[case]) as llm:
         assert_greedy(engines.model("grouped heads").model, prompts, tokens(llm, prompts))
+        drafts = llm.get_metrics().drafts_proposed
+    assert (drafts > 10) == (case == "drafts"), f"{drafts} tokens were drafted"
 
 
 def test_prefixes_are_found_again(engines: Engines) -> None:
