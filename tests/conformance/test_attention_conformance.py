@@ -13,6 +13,8 @@ from jackfield_attention.torch_mla import TorchMlaBackend
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
 from jackfield_attention.torch_short_conv import TorchShortConvBackend
 from jackfield_attention.triton_backend import TritonBackend
+from jackfield_attention.triton_mla import TritonMlaBackend
+from jackfield_attention.triton_states import TritonStatesBackend
 
 TestTorchSdpa = suite(AttentionConformance, TorchSdpaBackend)
 TestNativeCpu = suite(AttentionConformance, NativeCpuBackend)
@@ -22,4 +24,6 @@ TestTorchLinear = suite(AttentionConformance, TorchLinearBackend)
 TestTorchDelta = suite(AttentionConformance, TorchDeltaBackend)
 TestTorchShortConv = suite(AttentionConformance, TorchShortConvBackend)
 TestTriton = suite(AttentionConformance, TritonBackend)
+TestTritonMla = suite(AttentionConformance, TritonMlaBackend)
+TestTritonStates = suite(AttentionConformance, TritonStatesBackend)
 TestFlashAttn = suite(AttentionConformance, FlashAttnBackend)

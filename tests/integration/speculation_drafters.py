@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jackfield import LLM
 from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, DraftOutcome, Drafts
 
 
@@ -138,3 +139,20 @@ class Clinging(TestDrafter):
 
 HOSTILE: tuple[type[TestDrafter], ...] = (Guessing, Illegal, Repeating, Knowing)
 FAILING: tuple[type[TestDrafter], ...] = (Raising, Vandal, Shapeless, Fractions, Nothing, Deaf, Clinging)
+
+
+def watch(llm: LLM) -> list[tuple[list[int], list[int]]]:
+    """Return a list that fills with texts and the drafts behind them."""
+    runner = llm._core._executor.worker._runner  # type: ignore[attr-defined]
+    inner, tables = runner._speculation.propose, runner._parts.batch.tokens
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def spy(slots: Any, lengths: Any, *rest: Any) -> Any:
+        drafts = inner(slots, lengths, *rest)
+        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+            found = [] if drafts is None else [t for t in drafts[row].tolist() if t >= 0]
+            seen.append((tables[slot, :length].tolist(), found))
+        return drafts
+
+    runner._speculation.propose = spy
+    return seen

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from jackfield import LLM, PoolingParams
+from jackfield.engine.save_state import save_sharded_state
 from jackfield.errors import CheckpointError, ConfigError, RequestError
 
 SIZES: dict[str, Any] = {
@@ -240,6 +242,26 @@ def test_dense_modules_come_behind_pooling(engine: Engine, tmp_path: Path) -> No
         vector = second(first(states(model, prompt).mean(0)).tanh())
         close(output.data, nn.functional.normalize(vector, dim=-1))
         close(part.data, nn.functional.normalize(vector[:6], dim=-1))
+    with pytest.raises(RequestError, match="20 dimensions"):
+        llm.embed(PROMPTS, dimensions=21)
+    # Vectors of tokens go through no module behind pooling: they are as wide as the model.
+    by_token = PoolingParams(task="token_embed", dimensions=30, normalize=False)
+    for prompt, output in zip(PROMPTS, llm.encode(PROMPTS, by_token), strict=True):
+        close(output.data, states(model, prompt)[:, :30])
+    with pytest.raises(RequestError, match="48 dimensions"):
+        llm.encode(PROMPTS, PoolingParams(task="token_embed", dimensions=49))
+
+
+@torch.no_grad()
+def test_a_saved_state_keeps_its_modules(engine: Engine, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    bert(folder)
+    dense(folder / "2_Dense", 48, 20, "Tanh")
+    modules(folder, TRANSFORMER, POOLING, ("2_Dense", "sentence_transformers.models.Dense"))
+    state = save_sharded_state(str(folder), tmp_path / "state")
+    for one, other in zip(engine(folder).embed(PROMPTS), engine(state).embed(PROMPTS), strict=True):
+        assert np.array_equal(one.data, other.data)
 
 
 @torch.no_grad()

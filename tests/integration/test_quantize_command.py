@@ -62,6 +62,12 @@ def test_what_is_written_is_what_is_computed_with(engine: Engine, source: Path, 
         assert places[0] == pytest.approx(others[0], abs=0.02)
 
 
+def test_what_is_overridden_is_written(source: Path, tmp_path: Path) -> None:
+    flags = ["--hf-overrides", json.dumps({"max_position_embeddings": 77})]
+    assert main(["quantize", str(source), "--output", str(tmp_path / "made"), "--format", "int8", *flags]) == 0
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["max_position_embeddings"] == 77
+
+
 def test_layers_that_stay_plain_are_listed(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     flags = ["--plugins.options.mxfp8.only", "mlp"]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from engines import Engine
 from hf import Tiny, make_tiny, random_prompts
 from safetensors.torch import save_file
+from speculation_drafters import watch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from jackfield import LLM, SamplingParams
@@ -176,18 +177,7 @@ def test_drafts_are_the_references_and_tokens_those_without_drafts(
     three = kind.startswith("eagle3")
     folder, tensors = checkpoint(tmp_path / "draft", three=three, small_vocab=kind == "eagle3")
     llm = drafting(engine, target, "eagle3" if three else "eagle", folder, enable_prefix_caching=False, **SETUPS[setup])
-    runner = llm._core._executor.worker._runner  # type: ignore[attr-defined]
-    inner, tables = runner._speculation.propose, runner._parts.batch.tokens
-    seen: list[tuple[list[int], list[int]]] = []
-
-    def spy(slots: Any, lengths: Any, *rest: Any) -> Any:
-        drafts = inner(slots, lengths, *rest)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            found = [] if drafts is None else [t for t in drafts[row].tolist() if t >= 0]
-            seen.append((tables[slot, :length].tolist(), found))
-        return drafts
-
-    runner._speculation.propose = spy
+    seen = watch(llm)
     assert tokens(llm) == tokens(engine(target.folder))
     assert (llm.get_metrics().preemptions > 0) == (setup == "few blocks")
     reference, compared = Reference(target, tensors, three=three), 0

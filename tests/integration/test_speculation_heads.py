@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from engines import Engine, Models
 from hf import random_prompts
 from safetensors.torch import save_file
+from speculation_drafters import watch
 
 from jackfield import LLM, SamplingParams
 from jackfield.errors import CheckpointError, ConfigError, NoCandidateError
@@ -120,23 +121,6 @@ def drafting(engine: Engine, target: Path, method: str, draft: Path, **settings:
 
 def tokens(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
-
-
-def watch(llm: LLM) -> list[tuple[list[int], list[int]]]:
-    """Return a list that fills with texts and the drafts behind them."""
-    runner = llm._core._executor.worker._runner  # type: ignore[attr-defined]
-    inner, tables = runner._speculation.propose, runner._parts.batch.tokens
-    seen: list[tuple[list[int], list[int]]] = []
-
-    def spy(slots: Any, lengths: Any, *rest: Any) -> Any:
-        drafts = inner(slots, lengths, *rest)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            found = [] if drafts is None else [t for t in drafts[row].tolist() if t >= 0]
-            seen.append((tables[slot, :length].tolist(), found))
-        return drafts
-
-    runner._speculation.propose = spy
-    return seen
 
 
 @pytest.mark.parametrize("case", CASES)

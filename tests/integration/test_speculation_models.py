@@ -13,6 +13,7 @@ import pytest
 import torch
 from engines import Engine, Models
 from hf import Tiny, make_tiny, random_prompts
+from speculation_drafters import watch
 
 from jackfield import LLM, SamplingParams
 from jackfield.errors import ConfigError, NoCandidateError
@@ -98,19 +99,7 @@ def test_a_draft_model_that_is_the_target_has_all_drafts_kept(
 def test_drafts_are_what_the_draft_model_says(engine: Engine, models: Models, small: Tiny) -> None:
     """Greedy drafts behind a known text are the reference's greedy continuation by the draft model alone."""
     llm = drafting(engine, models["llama"], small, drafts=4)
-    seen: list[tuple[list[int], list[int]]] = []
-    speculation = llm._core._executor.worker._runner._speculation  # type: ignore[attr-defined]
-    tables = llm._core._executor.worker._runner._parts.batch.tokens  # type: ignore[attr-defined]
-    inner = speculation.propose
-
-    def spy(slots: Any, lengths: Any, *rest: Any) -> Any:
-        drafts = inner(slots, lengths, *rest)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            found = [] if drafts is None else [t for t in drafts[row].tolist() if t >= 0]
-            seen.append((tables[slot, :length].tolist(), found))
-        return drafts
-
-    speculation.propose = spy
+    seen = watch(llm)
     tokens(llm)
     compared = 0
     for text, drafts in seen:
@@ -120,6 +109,34 @@ def test_drafts_are_what_the_draft_model_says(engine: Engine, models: Models, sm
             assert float(logits.max() - logits[draft]) < 1e-4
             compared += 1
     assert compared > 100
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drafted_past_the_draft_models_context(
+    engine: Engine, models: Models, tmp_path: Path, caplog: pytest.LogCaptureFixture, temperature: float
+) -> None:
+    """Sequences of other lengths, which can still be drafted for, are beside those that cannot."""
+    short = make_tiny(tmp_path, "llama", max_position_embeddings=32)
+    llm = drafting(engine, models["llama"], short)
+    seen = watch(llm)
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=24, ignore_eos=True)
+    with caplog.at_level(logging.WARNING, logger="jackfield"):
+        tokens(llm, params)
+    assert not caplog.records, "the drafter was switched off"
+    assert sum(bool(drafts) for _, drafts in seen) > 10
+    assert [drafts for text, drafts in seen if len(text) > 32 and drafts] == []
+    assert all(len(text) + len(drafts) <= 33 for text, drafts in seen if drafts)
+
+
+def test_a_draft_model_is_asked_for_what_the_target_is(engine: Engine, models: Models, small: Tiny) -> None:
+    """``batch_invariant`` holds for both: what is drafted decides what is kept."""
+    llm = drafting(engine, models["llama"], small, batch_invariant=True)
+    asked = {
+        d.request["component"]: "batch_invariant" in d.request["needs"]
+        for d in llm.report.decisions
+        if d.family == "attention_backends"
+    }
+    assert asked == {"target": True, "drafter": True}
 
 
 def test_drafts_of_other_architectures_and_wider_vocabularies(

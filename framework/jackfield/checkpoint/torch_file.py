@@ -43,7 +43,7 @@ def read_torch(path: Path) -> dict[str, TensorFacts]:
 
 
 def _check_magic(path: Path, magic: bytes) -> None:
-    if magic[:2] == b"\x80\x02" or magic[:1] == b"\x80":
+    if magic[:1] == b"\x80":
         corrupt(path, f"{path.name} is a bare pickle, as torch wrote before version 1.6", remedy=_CONVERT)
     if magic != b"PK\x03\x04":
         corrupt(path, f"{path.name} is no PyTorch file: it begins with {magic!r}", remedy="check which file this is")

@@ -56,7 +56,7 @@ def _asked(resolution: Any) -> Any:
     from jackfield.oracle.pipeline import experts_asked
 
     method, facts = resolution.quantization, resolution.facts
-    spec = method.configure(method.parse(facts.quantization_config), resolution.quantization_settings)
+    spec = method.spec_of(facts.quantization_config, resolution.quantization_settings)
     layout = method.experts_layout(spec)
     config = resolution.config
     dtype = str(config.model.dtype)

@@ -182,7 +182,7 @@ class InputProcessor:
             )
         if not params.makes_embeddings:
             _check_labels(params, pooler)
-        width = pooler.size or self._limits.hidden_size
+        width = _width(pooler, self._limits.hidden_size, per_token=params.per_token)
         if params.dimensions is not None and params.dimensions > width:
             raise RequestError(
                 f"the model's embeddings have {width} dimensions",
@@ -422,3 +422,9 @@ def _check_labels(params: PoolingParams, pooler: PoolerConfig) -> None:
             value=wrong,
             remedy=f"use numbers below {known}",
         )
+
+
+def _width(pooler: PoolerConfig, hidden_size: int, *, per_token: bool) -> int:
+    """Return how many dimensions embeddings have: layers behind pooling are not for vectors of tokens."""
+    pooled_only = bool(pooler.projections) and not any(one.per_token for one in pooler.projections)
+    return hidden_size if per_token and pooled_only else pooler.size or hidden_size

@@ -63,28 +63,28 @@ def quantize(
         if name.endswith(".weight") and tensor.dim() == 2:
             plain.append(module)
     written.finish()
-    _write_config(folder, exporter.config(plain))
+    # Last, so that a folder that was not finished is none that can be read.
+    _write_json(folder / "config.json", {**spec.facts.config, "quantization_config": dict(exporter.config(plain))})
     return folder
 
 
 def converted_modules(spec: WorkerSpec) -> frozenset[str]:
     """Return the checkpoint modules that the method converts; nothing is loaded for that."""
     built = make_model(spec, torch.device("meta"), SingleCommunicator())
-    targets = {m.info.name for m in built.modules() if isinstance(m, SchemeWeight) and _is_converted(spec, m)}
+    method, parsed = spec.quantization, _method_spec(spec)
+    found = (module.info for module in built.modules() if isinstance(module, SchemeWeight))
+    targets = {info.name for info in found if method.scheme(info, parsed) is not None}
     weights = weight_map(spec)
     rules = [rule for rule in weights.rules if rule.target in targets and not rule.transposed]
     return frozenset(name for rule in rules for name in (rule.source, rule.source.removeprefix(weights.droppable)))
 
 
-def _is_converted(spec: WorkerSpec, module: SchemeWeight) -> bool:
-    parsed = spec.quantization.configure(
-        spec.quantization.parse(spec.facts.quantization_config), spec.quantization_settings
-    )
-    return spec.quantization.scheme(module.info, parsed) is not None
+def _method_spec(spec: WorkerSpec) -> Any:
+    return spec.quantization.spec_of(spec.facts.quantization_config, spec.quantization_settings)
 
 
 def _exporter(spec: WorkerSpec) -> Exporter:
-    found = spec.quantization.exporter(None)
+    found = spec.quantization.exporter(_method_spec(spec))
     if spec.facts.quantization or found is None:
         raise ConfigError(
             f"the quantization method '{spec.quantization.name}' writes no checkpoints of this model",
@@ -144,13 +144,6 @@ class _Files:
 
     def _name(self, number: int) -> str:
         return f"model-{number:05d}.safetensors"
-
-
-def _write_config(folder: Path, quantization: Mapping[str, object]) -> None:
-    """Put the quantization into config.json. Last, so that a folder that was not finished is none that can be read."""
-    path = folder / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    _write_json(path, {**values, "quantization_config": dict(quantization)})
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jackfield.checkpoint.sharded_state import MANIFEST, is_sharded_state, manifest_of
@@ -16,11 +16,9 @@ from jackfield.engine.setup import Prepared, Progress, prepare
 from jackfield.errors import ConfigError
 from jackfield.interfaces import ModelFacts
 from jackfield.loader import save_rank
+from jackfield.sources.files import belongs
 from jackfield.tokenizer import load_tokenizer
 from jackfield.worker.build import fill_model, make_model, state_layout
-
-COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*_*/config.json")
-"""Small files of a model folder that go with its weights; indexes of weight files do not."""
 
 
 def save_sharded_state(
@@ -76,16 +74,17 @@ def check_output(prepared: Prepared, folder: Path) -> None:
 
 
 def copy_files(facts: ModelFacts, folder: Path) -> None:
-    """Copy what a model folder has besides weights."""
+    """Copy what a model folder has besides weights; those of further modules stay as they are."""
     source = Path(facts.path)
     if facts.container == "gguf":
         load_tokenizer(source, facts).save(folder)
         return
-    for file in (file for pattern in COPIED for file in source.glob(pattern)):
-        target = folder / file.relative_to(source)
-        if not file.name.endswith(".index.json") and file.is_file():
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, target)
+    for file in (*source.glob("*"), *source.glob("*/*")):
+        path = file.relative_to(source)
+        weights = len(path.parts) == 1 and (file.suffix == ".safetensors" or file.name.endswith(".index.json"))
+        if belongs(PurePosixPath(path)) and not weights and file.is_file():
+            (folder / path).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, folder / path)
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

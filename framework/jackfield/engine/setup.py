@@ -19,9 +19,8 @@ from jackfield.oracle.resolution import Resolution
 from jackfield.protocol import SamplingParams
 from jackfield.registry import HookBus, Manifest, Registry
 from jackfield.sources import resolve_model
-from jackfield.tokenizer import Tokenizer, ids_in, load_tokenizer
+from jackfield.tokenizer import Tokenizer, has_tokenizer, ids_in, load_tokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all)."""
 
@@ -154,7 +153,7 @@ def _with_vocabulary(resolution: Resolution, tokenizer: Tokenizer) -> Resolution
     own. A draft checkpoint without a tokenizer has the target's.
     """
     drafter = resolution.drafter
-    if drafter is None or drafter.model is None or not _has_tokenizer(drafter.model.facts):
+    if drafter is None or drafter.model is None or not has_tokenizer(drafter.model.facts.path):
         return resolution
     facts, size = drafter.model.facts, drafter.model.model_config.vocab_size
     found = ids_in(tokenizer, load_tokenizer(facts.path, facts), size)
@@ -168,11 +167,6 @@ def _with_vocabulary(resolution: Resolution, tokenizer: Tokenizer) -> Resolution
             remedy="name a draft model of the target's family",
         )
     return replace(resolution, drafter=replace(drafter, model=replace(drafter.model, vocabulary=found)))
-
-
-def _has_tokenizer(facts: ModelFacts) -> bool:
-    path = Path(facts.path)
-    return path.is_file() or any((path / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_room(config: EngineConfig, requests: int) -> None:

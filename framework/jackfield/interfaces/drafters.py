@@ -70,7 +70,7 @@ class TargetStep:
             refused drafts are left out. samples: [B] whether the step sampled for it; others are in the middle of
             their prompt.
         first: [B] index of each sequence's first token among all of the step.
-        hidden: [T, E] final hidden states of all tokens, or None where the step was recorded.
+        hidden: [T, E] final hidden states of all tokens.
         taps: [T, E] residual streams behind the layers that the drafter's ``taps`` name, in their order.
     """
 
@@ -79,7 +79,7 @@ class TargetStep:
     counts: np.ndarray[Any, Any]
     samples: np.ndarray[Any, Any]
     first: np.ndarray[Any, Any]
-    hidden: torch.Tensor | None = None
+    hidden: torch.Tensor
     taps: Sequence[torch.Tensor] = ()
 
 
@@ -245,7 +245,9 @@ class Drafter(Plugin):
         """
 
     def follow(self, step: TargetStep) -> None:
-        """See what the target computed: called after every step, before drafts for its sequences are asked for."""
+        """See what the target computed, before drafts for its sequences are asked for. Called after every step where
+        the drafter needs ``last_hidden`` or ``taps``, else after all but recorded steps of single tokens.
+        """
 
     def observe(self, outcome: DraftOutcome) -> None:
         """Learn how many drafts were kept."""

@@ -264,6 +264,18 @@ class QuantizationMethod(Plugin):
         return spec
 
     @classmethod
+    def spec_of(cls, config: Mapping[str, object], settings: Settings) -> Any:
+        """Return the spec of a checkpoint with the user's options in it.
+
+        Args:
+            config: its quantization config. settings: of this plugin.
+
+        Raises:
+            JackfieldError: as :meth:`parse` and :meth:`configure`.
+        """
+        return cls.configure(cls.parse(config), settings)
+
+    @classmethod
     @abstractmethod
     def scheme(cls, info: LayerInfo, spec: Any) -> LinearScheme | None:
         """Return the scheme for one layer, or None to leave this layer unquantized."""

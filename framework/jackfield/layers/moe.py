@@ -180,5 +180,5 @@ def _check_layout(weight: ExpertWeight, backend: ExpertsBackend) -> None:
             f"{weight.path} is in the layout '{weight.scheme.layout}', which the experts backend does not take",
             field="moe",
             value=type(backend).name,
-            remedy="force another one with moe.force; 'torch' takes all published layouts",
+            remedy="name another one with moe.force; jackfield explain shows which there are",
         )

@@ -44,13 +44,11 @@ def decide_attention(
     model_config: TextConfig,
     device: DeviceFacts,
     dtype: str,
-    *,
-    component: str = "target",
 ) -> tuple[AttentionDecision, ...]:
     """Return one decision for each bucket of layers that are alike and about which the user said the same. Words on the
     drafter's layers are its component's, and those without a component; storage types by layer are the target's.
     """
-    groups = architecture.attention_groups(model_config)
+    groups, component = architecture.attention_groups(model_config), bench.component
     if component == "target":
         drafting = bench.config.speculative.model is not None
         _check_words(
@@ -58,14 +56,13 @@ def decide_attention(
         )
         _check_layers("cache.layer_dtypes", bench.config.cache.layer_dtypes, model_config.num_layers)
     cache = bench.config.cache
-    needs = frozenset({"batch_invariant"} if bench.config.model.batch_invariant else ())
     made = []
     for group in groups:
         request = AttentionRequest(
             component=component,
             subject=group.name,
             kind=group.kind,
-            needs=group.features | needs | ({"softcap"} if group.softcap else frozenset()),
+            needs=group.features | ({"softcap"} if group.softcap else frozenset()),
             dtype=dtype,
             device=device,
             layers=group.layers,

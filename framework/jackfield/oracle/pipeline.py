@@ -125,7 +125,7 @@ def resolve(
     architecture, model_config = _model(bench, facts)
     dtype = _dtype(bench, facts, model_config)
     quantization, plain, options = _quantization(bench, facts, device, dtype)
-    layout = quantization.experts_layout(quantization.configure(quantization.parse(facts.quantization_config), options))
+    layout = quantization.experts_layout(quantization.spec_of(facts.quantization_config, options))
     experts = _experts(bench, architecture, model_config, device, dtype, layout)
     attention = decide_attention(bench, architecture, model_config, device, dtype)
     ops = _ops(bench, device, dtype, quantizing="quantized_activations" in quantization.features)
@@ -402,7 +402,7 @@ def _drafter(
         model=wish.model or "",
     )
     word = replace_force(bench.config.drafter.resolve(), "method")
-    decision = bench.decide("drafters", request, word, "speculative", _need_reasons)
+    decision = bench.decide("drafters", request, word, "speculative", need_reasons)
     drafter = cast(type[Drafter], decision.plugin)
     if wish.model is not None and "draft_checkpoint" not in drafter.needs:
         raise ConfigError(
@@ -436,17 +436,21 @@ def _draft_model(bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: st
     read, build and quantize a model is about the target.
     """
     config = bench.config
-    own = type(config.model).model_validate({"model": facts.path, "dtype": dtype})
+    own = type(config.model).model_validate(
+        {"model": facts.path, "dtype": dtype, "batch_invariant": config.model.batch_invariant}
+    )
     plain = {"model": own, "quantization": type(config.quantization)(), "moe": type(config.moe)()}
     inner = Bench(config.model_copy(update=plain), bench.registry)
     inner.component = "drafter"
     architecture, model_config = _model(inner, facts)
     quantization, left, options = _quantization(inner, facts, device, dtype)
-    layout = quantization.experts_layout(quantization.configure(quantization.parse(facts.quantization_config), options))
+    layout = quantization.experts_layout(quantization.spec_of(facts.quantization_config, options))
     experts = _experts(inner, architecture, model_config, device, dtype, layout)
-    attention = decide_attention(inner, architecture, model_config, device, dtype, component="drafter")
+    attention = decide_attention(inner, architecture, model_config, device, dtype)
     bench.decisions += inner.decisions
     bench.counterfactuals += inner.counterfactuals
+    bench.notes += inner.notes
+    bench.proposals += inner.proposals
     return DraftModelDecision(
         facts=facts,
         architecture=architecture,
@@ -460,7 +464,8 @@ def _draft_model(bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: st
     )
 
 
-def _need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:
+def need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:
+    """Return reasons against a drafter that needs what the engine of the request does not offer."""
     lacking = sorted(cast(type[Drafter], plugin).needs - request.offers)
     remedies = {"draft_checkpoint": "name the draft model in speculative.model"}
     return [

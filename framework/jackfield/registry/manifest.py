@@ -109,10 +109,11 @@ def _ref(entry: ManifestEntry, adapters: Adapters) -> PluginRef:
 
 def _old_major(entry: ManifestEntry, adapters: Adapters) -> int | None:
     """Return the previous major version that the entry's plugin is declared for, or None."""
-    points = distribution(entry.distribution).entry_points
-    for family, major in adapters:
-        group = f"jackfield.{family}.v{major}"
-        if family == entry.family and entry.target in {p.value for p in points.select(group=group, name=entry.name)}:
+    for major in (major for family, major in adapters if family == entry.family):
+        points = distribution(entry.distribution).entry_points.select(
+            group=f"jackfield.{entry.family}.v{major}", name=entry.name
+        )
+        if entry.target in {point.value for point in points}:
             return major
     return None
 

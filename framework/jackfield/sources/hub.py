@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from jackfield.errors import ConfigError, ModelNotFoundError
+from jackfield.sources.files import FOLDER_SUFFIXES
 from jackfield.sources.progress import Progress
 
-WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+WANTED = (*(f"*{suffix}" for suffix in FOLDER_SUFFIXES), "[0-9]*_*/pytorch_model.bin")
 PYTORCH = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
 """Weights of models that have no safetensors."""
-UNWANTED = ("consolidated*", "original/*", "*/*")
-"""Second copies of the weights, and sub-folders, which hold exports for other programs."""
+UNWANTED = ("consolidated*", "*/*/*", "[!0-9]*/*", "[0-9][!0-9_]*/*")
+"""Second copies of the weights, and sub-folders, which hold exports for other programs, but for further modules."""
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _REVISION = re.compile(r"[\w./-]+")

@@ -14,15 +14,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from jackfield.errors import CheckpointError, ConfigError, ModelNotFoundError
-from jackfield.sources.archive import FOLDER_SUFFIXES
+from jackfield.sources.files import FOLDER_SUFFIXES, belongs, is_module
 from jackfield.sources.progress import Progress
 
-SUFFIXES = (*FOLDER_SUFFIXES, ".gguf", ".bin", ".pt", ".pth")
+PYTORCH = (".bin", ".pt", ".pth")
+"""Weights of models that have no safetensors."""
+SUFFIXES = (*FOLDER_SUFFIXES, ".gguf", *PYTORCH)
 PACKAGES: Mapping[str, str] = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -40,7 +42,9 @@ _MARKS = ("ETag", "etag", "md5Hash", "md5", "crc32c", "mtime", "LastModified", "
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a model: its path in the store, its name, its size in bytes, and what changes when it changes."""
+    """One file of a model: its path in the store, its name below the model's folder, its size in bytes, and what
+    changes when it changes.
+    """
 
     path: str
     name: str
@@ -113,20 +117,31 @@ def _lacking(package: str, url: str) -> ConfigError:
 def _listing(system: Any, root: str) -> list[RemoteFile]:
     if root.endswith(".gguf"):
         return [_file(system.info(root), root)]
-    entries = [entry for entry in system.ls(root, detail=True) if entry.get("type") != "directory"]
-    files = [_file(entry, str(entry["name"])) for entry in entries]
-    return sorted((file for file in files if file.name.endswith(SUFFIXES)), key=lambda file: file.name)
+    entries = system.ls(root, detail=True)
+    files = [_file(entry, str(entry["name"])) for entry in entries if entry.get("type") != "directory"]
+    chosen = [file for file in files if file.name.endswith(SUFFIXES)]
+    if any(file.name.endswith(".safetensors") for file in chosen):
+        chosen = [file for file in chosen if not file.name.endswith(PYTORCH)]
+    for folder in (str(entry["name"]) for entry in entries if entry.get("type") == "directory"):
+        if is_module(_last(folder)):
+            inner = [_file(e, str(e["name"]), _last(folder)) for e in system.ls(folder, detail=True)]
+            chosen += [file for file in inner if belongs(PurePosixPath(file.name))]
+    return sorted(chosen, key=lambda file: file.name)
 
 
-def _file(entry: Mapping[str, Any], path: str) -> RemoteFile:
-    name = path.rstrip("/").rpartition("/")[2]
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _file(entry: Mapping[str, Any], path: str, folder: str = "") -> RemoteFile:
+    name = _last(path)
     size = entry.get("size")
     if name in ("", ".", "..") or not name.isprintable() or any(char in name for char in "\\:"):
         raise CheckpointError(
             f"the store names a file '{name}'", field="path", value=path, remedy="do not use this model"
         )
     mark = next((f"{key}={entry[key]}" for key in _MARKS if entry.get(key)), "")
-    return RemoteFile(path, name, size if isinstance(size, int) else -1, mark)
+    return RemoteFile(path, f"{folder}/{name}" if folder else name, size if isinstance(size, int) else -1, mark)
 
 
 def _digest(files: list[RemoteFile]) -> str:
@@ -169,6 +184,7 @@ def _fetch(system: Any, files: list[RemoteFile], target: Path, url: str, progres
         folder = Path(temporary) / target.name
         folder.mkdir()
         for file in files:
+            (folder / file.name).parent.mkdir(exist_ok=True)
             _fetch_file(system, file, folder / file.name, url, tell)
         try:
             os.replace(folder, target)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from jackfield.interfaces import FAMILIES, Plugin, Reason, Request
+from jackfield.interfaces import FAMILIES, Platform, Plugin, Reason, Request
 from jackfield.oracle.codes import KIND
 from jackfield.oracle.judge import set_reasons
+from jackfield.oracle.pipeline import need_reasons
 from jackfield.registry import Registry
 from jackfield.testing.samples import SAMPLES
 
@@ -24,9 +25,9 @@ _INTRODUCTION = """# What the project's plugins take
 
 <!-- Made by `make docs-config`; do not edit. -->
 
-Each row is a request of the conformance kit (`jackfield.testing.samples`). `yes`: the plugin takes it, and the kit's
-tests hold its results against a reference, on machines that have its devices. Anything else is the code of the first
-reason for which it does not ([reasons](../reference/reasons.md)). Limits of a device are not shown; `jackfield explain`
+Each row is a request of the conformance kit (`jackfield.testing.samples`). `yes`: the plugin takes it; the
+kit's tests, or the project's own, hold its results against a reference. Anything else is the code of the first reason
+for which it does not ([reasons](../reference/reasons.md)). Limits of a device are not shown; `jackfield explain`
 shows them for the machine that it runs on. Architectures have [a list of their own](../models.md).
 """
 
@@ -59,7 +60,8 @@ def _by_plugin(plugins: Sequence[type[Plugin]]) -> Iterator[str]:
     for plugin in plugins:
         taken = [name for name, request in SAMPLES[plugin.family](plugin).items() if _cell(plugin, request) == YES]
         takes = "; ".join(_grouped(taken))
-        yield f"| `{plugin.name}` | {takes} | {_names(plugin.device_types)} | {_names(plugin.requires)} |"
+        devices = [plugin.device_type] if issubclass(plugin, Platform) else plugin.device_types
+        yield f"| `{plugin.name}` | {takes} | {_names(devices)} | {_names(plugin.requires)} |"
 
 
 def _grouped(names: Iterable[str]) -> Iterator[str]:
@@ -82,6 +84,8 @@ def _names(names: Iterable[str]) -> str:
 
 def _cell(plugin: type[Plugin], request: Request) -> str:
     reasons: list[Reason] = sorted(set_reasons(plugin, replace(request, device=None)), key=lambda r: r.code != KIND)
+    if plugin.family == "drafters":
+        reasons += need_reasons(plugin, request)
     if not reasons:
         reasons = [reason for reason in plugin.check(request) if reason.code not in OF_THE_MACHINE]
     return reasons[0].code if reasons else YES

@@ -114,7 +114,7 @@ class QuantizationConformance(PluginConformance):
     def _kind(self, plugin: type[QuantizationMethod]) -> str:
         return self.kind if self.kind is not None else min(plugin.kinds)
 
-    def load(self, bench: Bench, name: str, dtype: str, rank: RankInfo = ALONE, *, bias: bool = False) -> Loaded | None:
+    def load(self, bench: Bench, name: str, dtype: str, rank: RankInfo = ALONE) -> Loaded | None:
         """Return a loaded layer, the same numbers on each rank, or None where the method leaves the layer alone."""
         plugin: Any = bench.plugin
         packed = {s.name: self.pack(_weight(s, INPUTS, dtype)) for s in LAYERS[name].shards}
@@ -122,7 +122,7 @@ class QuantizationConformance(PluginConformance):
             shard: {suffix: one.facts(f"{shard}.{suffix}") for suffix, one in tensors.items()}
             for shard, tensors in packed.items()
         }
-        info = replace(LAYERS[name], dtype=dtype, rank=rank, tensors=facts, bias=bias)
+        info = replace(LAYERS[name], dtype=dtype, rank=rank, tensors=facts)
         scheme = plugin.scheme(info, plugin.parse(self.config))
         if scheme is None:
             return None
@@ -134,7 +134,7 @@ class QuantizationConformance(PluginConformance):
             for suffix, one in tensors.items()
         ]
         assert all(taken), f"{name}: nothing takes some of {[sorted(tensors) for tensors in packed.values()]}"
-        assert [part for part in layer.unfilled() if not part.endswith("bias")] == []
+        assert list(layer.unfilled()) == []
         layer.finalize()
         return Loaded(layer, scheme, info, _part(info, dtype).to(bench.device))
 

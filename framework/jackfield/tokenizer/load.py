@@ -23,6 +23,20 @@ _LIMIT = 256 << 20
 """Bytes of one tokenizer file; the largest take about 35 MB."""
 
 
+def has_tokenizer(path: str | Path) -> bool:
+    """Return whether there is a tokenizer in a GGUF file or a folder."""
+    path = Path(path)
+    return _in_folder(path) or bool(_ggufs(path))
+
+
+def _in_folder(path: Path) -> bool:
+    return path.is_dir() and (any((path / name).is_file() for name in _FILES) or any(path.glob("*.tiktoken")))
+
+
+def _ggufs(path: Path) -> list[Path]:
+    return gguf_files(path) if path.is_file() else gguf_in_folder(path)
+
+
 def load_tokenizer(
     path: str | Path, facts: ModelFacts, *, mode: str = "auto", stops: Iterable[int] | None = None
 ) -> Tokenizer:
@@ -40,10 +54,10 @@ def load_tokenizer(
     """
     path = Path(path)
     ends = tuple(generation_defaults(facts).eos_token_ids if stops is None else stops)
-    if path.is_dir() and (any((path / name).is_file() for name in _FILES) or list(path.glob("*.tiktoken"))):
+    if _in_folder(path):
         _check_sizes(path)
         return _LOADERS[mode](path, ends)
-    files = gguf_files(path) if path.is_file() else gguf_in_folder(path)
+    files = _ggufs(path)
     if not files:
         raise CheckpointError(
             "the folder holds no tokenizer",

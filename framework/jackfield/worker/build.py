@@ -143,8 +143,7 @@ def build_model(
 def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicator) -> nn.Module:
     """Return the model, its parameters allocated and not filled."""
     weights = weight_map(spec)
-    parsed = spec.quantization.parse(spec.facts.quantization_config)
-    method_spec = spec.quantization.configure(parsed, spec.quantization_settings)
+    method_spec = spec.quantization.spec_of(spec.facts.quantization_config, spec.quantization_settings)
 
     def scheme(info: LayerInfo) -> LinearScheme | None:
         return spec.quantization.scheme(info, method_spec)

@@ -78,6 +78,7 @@ class ModelRunner:
         self._sampler = Sampler(parts.state, parts.processors, parts.logprobs_mode, parts.draw)
         self._stream = parts.stream_api.new_stream() if parts.stream_api else None
         self._taps = tuple(parts.drafter.taps) if parts.drafter is not None else ()
+        self._followed = parts.drafter is not None and _sees_every_step(parts.drafter)
         self._speculation: Speculation | None = None
         if parts.drafter is not None and parts.speculation is not None:
             self._speculation = Speculation(
@@ -113,7 +114,7 @@ class ModelRunner:
         if not len(plan.slots):
             return _nothing_sampled(plan)
         merges = parts.features is not None and parts.features.touches(plan)
-        if parts.graphs is not None and parts.graphs.fits(plan) and not merges:
+        if parts.graphs is not None and parts.graphs.fits(plan) and not merges and not self._followed:
             logits, ids = parts.graphs.replay(plan)
             if parts.state.plain_greedy(plan.slots):
                 return self._deliver(plan, ids)
@@ -281,6 +282,11 @@ class ModelRunner:
             return None
         logprobs = self._sampler.logprobs(shown_NV[send(kept)], send(chosen[kept]), slots[kept])
         return None if logprobs is None else _group(logprobs, places.owner[kept], len(places.rows))
+
+
+def _sees_every_step(drafter: Drafter) -> bool:
+    """Return whether the drafter must see what the target computes, which recorded steps do not show."""
+    return bool(drafter.needs & {"last_hidden", "taps"}) and type(drafter).follow is not Drafter.follow
 
 
 def _nothing_sampled(plan: SchedulerOutput) -> PendingStep:

@@ -20,13 +20,14 @@ from jackfield.interfaces import (
     Preference,
     Reason,
 )
+from jackfield_attention.cache_types import FLOATS
 
 if TYPE_CHECKING:
     from jackfield_attention.triton_layer import TritonLayer
 
 MIN_CAPABILITY = (8, 0)
 LARGEST_HEAD = 256
-NARROW = frozenset({"float8_e4m3fn", "float8_e5m2"})
+NARROW = frozenset(FLOATS)
 NARROW_CAPABILITY = (8, 9)
 LARGEST_GROUP = 64
 """Query heads that may share a cache head: the rows of one tile."""
@@ -109,10 +110,18 @@ def _limits(request: AttentionRequest, narrow: frozenset[str]) -> list[Reason]:
         detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
         remedy = f"set cache.cache_dtype to one of: {', '.join((request.dtype, *sorted(narrow)))}"
         found.append(Reason("cache_dtype", "cache_dtype", detail, remedy))
-    elif request.cache_dtype in narrow and device is not None and (0, 0) < device.capability < NARROW_CAPABILITY:
-        version = ".".join(map(str, device.capability))
-        found.append(Reason("cache_dtype", "cache_dtype", f"8-bit floats need capability 8.9, not {version}"))
+    else:
+        found += narrow_reasons(request)
     if request.local_heads > LARGEST_GROUP * request.local_kv_heads:
         detail = f"{request.local_heads} query heads on {request.local_kv_heads} cache heads are more than 64 to one"
         found.append(Reason("group", "num_heads", detail))
     return found
+
+
+def narrow_reasons(request: AttentionRequest) -> list[Reason]:
+    """Return reasons against a cache of 8-bit floats on the request's device."""
+    device = request.device
+    if request.cache_dtype not in NARROW or device is None or not (0, 0) < device.capability < NARROW_CAPABILITY:
+        return []
+    version = ".".join(map(str, device.capability))
+    return [Reason("cache_dtype", "cache_dtype", f"8-bit floats need capability 8.9, not {version}")]

@@ -19,7 +19,7 @@ from jackfield.interfaces import (
     Reason,
 )
 from jackfield_attention.torch_mla import TorchMlaBackend
-from jackfield_attention.triton_backend import MIN_CAPABILITY
+from jackfield_attention.triton_backend import MIN_CAPABILITY, narrow_reasons
 
 if TYPE_CHECKING:
     from jackfield_attention.triton_mla_layer import TritonMlaLayer
@@ -62,7 +62,7 @@ class TritonMlaBackend(AttentionBackend):
             known = ", ".join((request.dtype, *STORED))
             detail = f"{request.cache_dtype} is no type that latents can be stored in"
             found.append(Reason("cache_dtype", "cache_dtype", detail, f"use one of: {known}"))
-        return found
+        return [*found, *narrow_reasons(request)]
 
     @classmethod
     def preference(cls, request: AttentionRequest) -> Preference:

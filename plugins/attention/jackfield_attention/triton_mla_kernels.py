@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jackfield_attention.triton_cache_kernels import stored
+
 
 @triton.jit
 def mla_write_kernel(
@@ -26,11 +28,8 @@ def mla_write_kernel(
         value = tl.load(latent + token * latent_token + column, mask=column < R, other=0.0)
         turned = tl.arange(0, P_WIDTH)
         key = tl.load(rope + token * rope_token + turned, mask=turned < P, other=0.0)
-        if kind == tl.float8e4nv:
-            value = tl.clamp(value.to(tl.float32), -448.0, 448.0)
-            key = tl.clamp(key.to(tl.float32), -448.0, 448.0)
-        tl.store(row + column, value.to(kind), mask=column < R)
-        tl.store(row + R + turned, key.to(kind), mask=turned < P)
+        tl.store(row + column, stored(value, kind), mask=column < R)
+        tl.store(row + R + turned, stored(key, kind), mask=turned < P)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """One more token of each sequence, for layers with states: a state is read once and written once.
 
-``before`` and ``after`` are pages; a sequence whose ``before`` is negative begins with zeros, and one whose ``after``
-is negative leaves nothing behind. They may be the same page. Inputs and states are float32.
+``pages`` [sequences, 2], contiguous, are those before and after; a sequence whose first is negative begins with zeros,
+and one whose second is negative leaves nothing behind. They may be the same page. Inputs and states are float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def state_step_kernel(
-    q, k, v, g, beta, added, state, out, before, after, page, out_token, out_head, HEADS: tl.constexpr,
+    q, k, v, g, beta, added, state, out, pages, page, out_token, out_head, HEADS: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, K_WIDTH: tl.constexpr, TILE: tl.constexpr, DELTA: tl.constexpr,
     BY_KEY: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +26,7 @@ def state_step_kernel(
     row = sequence * HEADS + head
     key, column = tl.arange(0, K_WIDTH), tile * TILE + tl.arange(0, TILE)
     here = (key < K)[:, None] & (column < V)[None, :]
-    old, new = tl.load(before + sequence), tl.load(after + sequence)
+    old, new = tl.load(pages + 2 * sequence), tl.load(pages + 2 * sequence + 1)
     place = head * K * V + key[:, None] * V + column[None, :]
     s = tl.load(state + old * page + place, mask=here & (old >= 0), other=0.0)
     if BY_KEY:
@@ -49,7 +49,7 @@ def state_step_kernel(
 
 @triton.jit
 def selective_step_kernel(
-    a, x, dt, b, c, added, state, out, before, after, page, out_token, CHANNELS: tl.constexpr, N: tl.constexpr,
+    a, x, dt, b, c, added, state, out, pages, page, out_token, CHANNELS: tl.constexpr, N: tl.constexpr,
     N_WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """h = exp(dt a) h + dt b x, y = c h. Grid: (sequences, tiles of C).
@@ -60,7 +60,7 @@ def selective_step_kernel(
     channel, column = tile * TILE + tl.arange(0, TILE), tl.arange(0, N_WIDTH)
     real, there = channel < CHANNELS, column < N
     here = real[:, None] & there[None, :]
-    old, new = tl.load(before + sequence), tl.load(after + sequence)
+    old, new = tl.load(pages + 2 * sequence), tl.load(pages + 2 * sequence + 1)
     place = channel[:, None] * N + column[None, :]
     h = tl.load(state + old * page + place, mask=here & (old >= 0), other=0.0)
     step = tl.load(dt + sequence * CHANNELS + channel, mask=real, other=0.0)
@@ -76,7 +76,7 @@ def selective_step_kernel(
 
 @triton.jit
 def conv_step_kernel(
-    x, weight, bias, kept, out, before, after, x_token, page, out_token, C: tl.constexpr, W: tl.constexpr,
+    x, weight, bias, kept, out, pages, x_token, page, out_token, C: tl.constexpr, W: tl.constexpr,
     W_WIDTH: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """The convolution of each channel over its last W tokens. Grid: (sequences, tiles of C). kept [pages, C, W - 1]."""
@@ -84,7 +84,7 @@ def conv_step_kernel(
     channel, place = tile * TILE + tl.arange(0, TILE), tl.arange(0, W_WIDTH)
     real = channel < C
     here = real[:, None] & (place < W - 1)[None, :]
-    old, new = tl.load(before + sequence), tl.load(after + sequence)
+    old, new = tl.load(pages + 2 * sequence), tl.load(pages + 2 * sequence + 1)
     rows = channel[:, None] * (W - 1) + place[None, :]
     seen = tl.load(kept + old * page + rows, mask=here & (old >= 0), other=0.0)
     factors = tl.load(weight + channel[:, None] * W + place[None, :], mask=here, other=0.0).to(tl.float32)

@@ -31,7 +31,7 @@ CHANNELS = 128
 
 @dataclass(slots=True)
 class TritonStateMetadata(StateMetadata):
-    """``pages`` [B, 2] int64: before (negative: a state of zeros) and after, as kernels read them."""
+    """``pages`` [B, 2] int64, contiguous: before (negative: a state of zeros) and after, as kernels read them."""
 
     pages: torch.Tensor
 
@@ -134,7 +134,7 @@ def stepped(
         g if added is None else added,
         plane,
         out,
-        *columns(metadata),
+        metadata.pages,
         plane.stride(0),
         out.stride(0),
         out.stride(1),
@@ -167,7 +167,7 @@ def selective(
         added_DI,
         plane,
         out_TI,
-        *columns(metadata),
+        metadata.pages,
         plane.stride(0),
         out_TI.stride(0),
         CHANNELS=channels,
@@ -197,7 +197,7 @@ def convolve_both(
             weight_CW if bias_C is None else bias_C,
             plane,
             out_TC,
-            *columns(metadata),
+            metadata.pages,
             x_TC.stride(0),
             plane.stride(0),
             out_TC.stride(0),
@@ -210,12 +210,6 @@ def convolve_both(
             num_warps=4,
         )
     convolve_long(x_TC, weight_CW, bias_C, plane, metadata, out_TC, activation)
-
-
-def columns(metadata: TritonStateMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pages before and after, each contiguous."""
-    before, after = metadata.pages.t().contiguous()
-    return before, after
 
 
 class TritonMamba1(TritonStates, Mamba1Layer):

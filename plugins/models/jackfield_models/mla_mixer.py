@@ -17,7 +17,7 @@ class LatentMixer(nn.Module):
     ) -> None:
         super().__init__()
         size, column = sizes.plain + sizes.turned, Parallel.COLUMN
-        self._split, self._size, self._queried = [s.size for s in sizes.down], size, bool(sizes.q_rank)
+        self._split, self._size = [s.size for s in sizes.down], size
         self.down = ctx.linear(f"{path}.down", width, sizes.down, bias=sizes.bias)
         self.q_norm = ctx.norm(f"{path}.q_norm", sizes.q_rank, sizes.eps) if sizes.q_rank else None
         q_up, kv = OutputShard("", sizes.heads * size, size), sizes.plain + sizes.value

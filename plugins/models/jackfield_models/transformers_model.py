@@ -44,11 +44,10 @@ class FallbackModel(nn.Module):
             tied=self.embedding if config.tie_embeddings else None,
         )
         sinks |= {parts.embedding_path: self.embedding, parts.head_path: self.head}
-        replaced = {**sinks, parts.embedding_path: self.embedding}
-        held = {made.path: made for made in _held(parts, tensors, replaced, ctx)}
+        held = {made.path: made for made in _held(parts, tensors, sinks, ctx)}
         self.held = nn.ModuleList(held.values())
         self.conversions = nn.ModuleList(conversions(parts, tensors, {**sinks, **held}))
-        _put_in(parts, replaced)
+        _put_in(parts, sinks)
         self.trunk, self.outer = parts.trunk, _only_head(parts)
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ from jackfield.interfaces import (
     ExpertsBackend,
     ExpertsRequest,
     Preference,
-    QuantizedActivation,
     Reason,
 )
 from jackfield.interfaces.moe import FEATURES, LAYOUTS, ExpertMatrices, Tuned, tuned_folder
@@ -35,8 +34,6 @@ ACTIVATIONS = {
 """HF's names of activations, and the kernels' words for them."""
 MOST_EXPERTS = 4096
 """One program of the sorting kernel holds a number for each expert."""
-NARROW_ROWS = 32
-"""From so many rows on, 8-bit weights are multiplied by 8-bit rows: below, what counts is how weights are read."""
 
 
 class TritonExperts(ExpertsBackend):
@@ -51,11 +48,11 @@ class TritonExperts(ExpertsBackend):
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
 
     def __init__(self, request: ExpertsRequest, device: str = "") -> None:
-        from jackfield_moe.triton_plan import FOLDER, plan_for
+        from jackfield_moe.triton_plan import plan_for
 
         self._request = request
         self._activation = ACTIVATIONS[request.activation]
-        self._plan = plan_for(request, device, (tuned_folder(), FOLDER))
+        self._plan = plan_for(request, device, (tuned_folder(),))
 
     @classmethod
     def check(cls, request: ExpertsRequest) -> Sequence[Reason]:
@@ -81,13 +78,13 @@ class TritonExperts(ExpertsBackend):
         experts_NS: torch.Tensor,
     ) -> torch.Tensor:
         """See ExpertsBackend."""
-        from jackfield_moe.triton_launch import run_experts
+        from jackfield_moe.triton_launch import given_rows, run_experts
 
         if not len(x_NE):
             return x_NE.new_empty(x_NE.shape)
         rows = x_NE if x_NE.stride(-1) == 1 else x_NE.contiguous()
-        given = quantized(rows) if len(rows) >= NARROW_ROWS and _both_narrow(up, down) else rows
         launches = self._plan.of(len(rows))
+        given = given_rows(rows, up, down)
         return run_experts(
             self._request, launches, given, up, down, weights_NS, experts_NS, rows.dtype, self._activation
         )
@@ -101,8 +98,8 @@ class TritonExperts(ExpertsBackend):
 
 
 def _limits(request: ExpertsRequest) -> Iterator[Reason]:
-    device = request.device or DeviceFacts("cuda", capability=MIN_CAPABILITY)
     least = FP8_CAPABILITY if request.kind == "fp8" else MIN_CAPABILITY
+    device = request.device or DeviceFacts("cuda", capability=least)
     if device.capability < least:
         found, wanted = (".".join(map(str, pair)) for pair in (device.capability, least))
         yield Reason("capability", "device.capability", f"{found} is below {wanted}")
@@ -110,18 +107,6 @@ def _limits(request: ExpertsRequest) -> Iterator[Reason]:
     yield from shared_limits(request)
     if request.num_experts > MOST_EXPERTS:
         yield Reason("num_experts", "num_experts", f"{request.num_experts} is more than {MOST_EXPERTS}")
-
-
-def _both_narrow(up: ExpertMatrices, down: ExpertMatrices) -> bool:
-    """Return whether both matrices are 8-bit floats with one scale for each row."""
-    return all(m.layout == "fp8" and m.scale is not None and m.scale.shape[2] == 1 for m in (up, down))
-
-
-def quantized(x_NE: torch.Tensor) -> QuantizedActivation:
-    """Return rows as 8-bit floats with a scale each."""
-    from jackfield.layers.functional import quantize_rows
-
-    return quantize_rows(x_NE)
 
 
 def device_name() -> str:

@@ -11,12 +11,15 @@ import triton
 
 from jackfield.interfaces import ExpertsRequest, QuantizedActivation
 from jackfield.interfaces.moe import ExpertMatrices
+from jackfield.layers.functional import quantize_rows
 from jackfield_moe.triton_kernels import count_kernel, experts_kernel, place_kernel, sum_kernel
 from jackfield_moe.triton_plan import Launch
 
 SCAN = 1024
 """Most pairs that a program looks at together when it sorts them."""
 SUM_BLOCK = 1024
+NARROW_ROWS = 32
+"""From so many rows on, 8-bit weights are multiplied by 8-bit rows: below, what counts is how weights are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +173,16 @@ def run_experts(
     )
     if launches[1].rows != launches[0].rows:
         blocks = sort_pairs(experts_NS, len(up.weight), launches[1].rows)
-    rows = _narrowed(inner_PF) if isinstance(x_NE, QuantizedActivation) else inner_PF
+    rows = quantize_rows(inner_PF) if isinstance(x_NE, QuantizedActivation) else inner_PF
     out_PE = torch.empty((pairs, down.weight.shape[1]), dtype=dtype, device=device)
     grouped_product(rows, down, blocks, out_PE, launches[1], chosen=1, factors_P=weights_NS.reshape(-1))
     return sum_chosen(out_PE, experts_NS, partial="partial" in request.needs)
 
 
-def _narrowed(inner_PF: torch.Tensor) -> QuantizedActivation:
-    from jackfield.layers.functional import quantize_rows
-
-    return quantize_rows(inner_PF)
+def given_rows(x_NE: torch.Tensor, up: ExpertMatrices, down: ExpertMatrices) -> torch.Tensor | QuantizedActivation:
+    """Return rows as they are multiplied; ``x`` is contiguous inside a row."""
+    narrow = all(m.layout == "fp8" and m.scale is not None and m.scale.shape[2] == 1 for m in (up, down))
+    return quantize_rows(x_NE) if narrow and len(x_NE) >= NARROW_ROWS else x_NE
 
 
 def _scaling(matrices: ExpertMatrices, inputs: int) -> tuple[int, int, bool]:

@@ -15,9 +15,6 @@ from typing import Any
 from jackfield.errors import ConfigError
 from jackfield.interfaces import ExpertsRequest
 
-FOLDER = Path(__file__).with_name("tuned")
-"""Tuned launches that come with the package."""
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:

@@ -70,7 +70,7 @@ def measure_on_device(request: ExpertsRequest) -> Measure:
     from triton.testing import do_bench
 
     from jackfield_moe.triton_experts import ACTIVATIONS
-    from jackfield_moe.triton_launch import run_experts
+    from jackfield_moe.triton_launch import given_rows, run_experts
 
     dtype, device = getattr(torch, request.dtype), torch.device("cuda")
     parts = 2 if request.gated else 1
@@ -84,7 +84,8 @@ def measure_on_device(request: ExpertsRequest) -> Measure:
         activation = ACTIVATIONS[request.activation]
 
         def work() -> None:
-            run_experts(request, (first, second), x, up, down, weights, experts, dtype, activation)
+            given = given_rows(x, up, down)
+            run_experts(request, (first, second), given, up, down, weights, experts, dtype, activation)
 
         try:
             return float(do_bench(work, warmup=5, rep=20))

@@ -13,7 +13,6 @@ from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 
 SCALES, ZEROS, ORDER = "weight_scale", "weight_zero", "weight_order"
 LARGEST = 15
-TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 
 class TritonPackedScheme(DecodedScheme):
@@ -65,11 +64,10 @@ class TritonPackedScheme(DecodedScheme):
         if self._ordered:
             flat = flat.index_select(1, layer.get_parameter(ORDER))
         flat = flat if flat.stride(1) == 1 else flat.contiguous()
-        made = flat.new_empty((len(flat), len(weight.numbers)))
+        made = flat.new_empty((len(flat), len(weight.numbers))) if out_TO is None else out_TO
         if len(flat):
             packed_product(flat, weight, bias_O, made, self._cores, self._counters)
-        made = made.view(*x_TI.shape[:-1], -1)
-        return made if out_TO is None else out_TO.copy_(made)
+        return made.view(*x_TI.shape[:-1], -1) if out_TO is None else made
 
     def dequantize(self, layer: ParameterHolder) -> torch.Tensor:
         """Return the weight [O, I] in the computation type."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from jackfield.interfaces import DraftBatch, DraftModel, Drafts, TargetStep
+from jackfield_spec_decode.draft_rows import limited, no_drafts
 
 Ints = npt.NDArray[Any]
 
@@ -35,8 +36,6 @@ class FeatureDrafts:
     def follow(self, step: TargetStep) -> None:
         """Take the features of a step, and keep those behind each last token for the drafts that come next."""
         self._slots = self._slots[:0]
-        if step.hidden is None:
-            return
         near = step.starts + step.counts < self._model.max_length
         rows = np.flatnonzero(near)
         if not len(rows):
@@ -61,7 +60,7 @@ class FeatureDrafts:
         assert batch.draw is not None
         features_BE, states_BE, limits = self._kept(batch)
         if not limits.any():
-            return Drafts(np.full((len(limits), 1), -1, dtype=np.int32))
+            return no_drafts(len(limits))
         ids: list[torch.Tensor] = []
         for place in range(int(limits.max())):
             if place:
@@ -74,7 +73,7 @@ class FeatureDrafts:
                     embeds, features_BE[index], begun.positions, begun.context
                 )
             ids.append(batch.draw(self._module.logits(states_BE, self._target).float(), place))
-        return Drafts(torch.stack(ids, 1))
+        return limited(ids, limits)
 
     def _kept(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, Ints]:
         """Return features and states [B, E] of the batch's sequences, and [B] drafts for each: none without them."""

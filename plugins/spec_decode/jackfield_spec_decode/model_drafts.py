@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from jackfield.interfaces import DraftBatch, DraftModel, Drafts, TargetStep
+from jackfield_spec_decode.draft_rows import limited, no_drafts
 
 Ints = npt.NDArray[Any]
 UNKNOWN = -1
@@ -45,7 +46,7 @@ class ModelDrafts:
         rows = np.flatnonzero(limits > 0)
         hidden_BE = self._start(slots, lengths, rows)
         if hidden_BE is None:
-            return Drafts(np.full((len(slots), 1), -1, dtype=np.int32))
+            return no_drafts(len(slots))
         ids: list[torch.Tensor] = []
         for place in range(int(limits.max())):
             if place:
@@ -56,7 +57,7 @@ class ModelDrafts:
                 hidden_BE[index] = self._model.run(slots[rows], starts, ones, ids[-1][index])
                 self._computed[slots[rows]] = starts + 1
             ids.append(batch.draw(self._model.logits(hidden_BE), place))
-        return Drafts(torch.stack(ids, 1))
+        return limited(ids, limits)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Forget sequences that gave up their slots."""

@@ -13,6 +13,7 @@ from jackfield.interfaces.plugin import Settings
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
 from jackfield_attention.triton_backend import TritonBackend
+from jackfield_attention.triton_mla import TritonMlaBackend
 from jackfield_attention.triton_tuning import DecodePlan, KernelShape, decode_plan, decode_shape, prefill_shape
 
 REQUEST = AttentionRequest(
@@ -54,6 +55,13 @@ def test_narrow_floats_are_read_by_triton_alone_and_from_8_9_on() -> None:
     assert [r.code for r in FlashAttnBackend.check(narrow)] == ["cache_dtype"]
     older = replace(narrow, device=DeviceFacts("cuda", capability=(8, 0)))
     assert [r.detail for r in TritonBackend.check(older)] == ["8-bit floats need capability 8.9, not 8.0"]
+
+
+def test_narrow_latents_are_read_from_8_9_on() -> None:
+    latents = replace(REQUEST, kind="mla", cache_dtype="float8_e4m3fn")
+    assert TritonMlaBackend.check(latents) == []
+    older = replace(latents, device=DeviceFacts("cuda", capability=(8, 0)))
+    assert [r.detail for r in TritonMlaBackend.check(older)] == ["8-bit floats need capability 8.9, not 8.0"]
 
 
 def test_flash_attention_wants_multiples_of_eight() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -170,8 +169,3 @@ def each_rule(count: int) -> list[WeightRule]:
 def with_config(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Return a configuration with changes."""
     return {**config, **changes}
-
-
-def on_rank(info: LayerInfo, rank: Rank) -> LayerInfo:
-    """Return the facts of a layer for another rank."""
-    return replace(info, rank=replace(info.rank, rank=rank.rank, size=rank.size))

@@ -43,6 +43,17 @@ def test_a_model_is_fetched_once_without_code(store: Any, tmp_path: Path, monkey
     assert resolve_model(f"{URL}/", tmp_path) == folder
 
 
+def test_modules_come_with_it_and_second_copies_do_not(store: Any, tmp_path: Path) -> None:
+    for name in ("2_Dense/model.safetensors", "2_Dense/config.json", "2_Dense/x.py", "model.bin"):
+        store.pipe(f"/bucket/model/{name}", b"more")
+    folder = resolve_model(URL, tmp_path)
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    plain = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert found == {*plain, "2_Dense/model.safetensors", "2_Dense/config.json"}
+    store.rm("/bucket/model/model.safetensors")
+    assert (resolve_model(URL, tmp_path) / "model.bin").read_bytes() == b"more"
+
+
 def test_a_changed_model_is_fetched_again(store: Any, tmp_path: Path) -> None:
     before = resolve_model(URL, tmp_path)
     store.pipe("/bucket/model/model.safetensors", b"y" * 100)

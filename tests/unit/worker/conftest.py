@@ -89,8 +89,8 @@ def start(model: str) -> Iterator[Start]:
     """Start engines; after the test each must hold nothing."""
     started: list[LLM] = []
 
-    def make(platform: str = "recording", **changes: Any) -> LLM:
-        plugins = [RecordingPlatform, Plain, Preparing, Exact, Unable]
+    def make(platform: str = "recording", *more: Any, **changes: Any) -> LLM:
+        plugins = [RecordingPlatform, Plain, Preparing, Exact, Unable, *more]
         llm = LLM(model, plugins=plugins, platform=platform, **{**SETTINGS, **changes})
         started.append(llm)
         return llm

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from jackfield import LLM, SamplingParams
+from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, Drafts, TargetStep
 from worker.conftest import DECODE_SIZES, SETTINGS, TOKEN_SIZES, VOCAB, Start
 from worker.recording import Graphs
 
@@ -199,3 +202,46 @@ def test_builders_get_bounds_of_lengths_in_recordings(start: Start) -> None:
     llm.generate([prompt(5)], GREEDY)
     assert built >= len(DECODE_SIZES) + 1, "every recorded size was built once and more"
     assert builder.built - built < 6, "replayed decode steps build nothing"
+
+
+class Watching(Drafter):
+    """Proposes nothing, and counts the tokens that it is shown of each slot."""
+
+    name = "watching"
+    kinds: ClassVar[frozenset[str]] = ANY
+    shown: ClassVar[Counter[int]] = Counter()
+
+    @classmethod
+    def build(cls, env: DrafterEnv) -> Watching:
+        return cls()
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        return Drafts(np.full((len(batch.slots), 1), -1, dtype=np.int32))
+
+    def follow(self, step: TargetStep) -> None:
+        for slot, count in zip(step.slots.tolist(), step.counts.tolist(), strict=True):
+            self.shown[slot] += count
+
+
+class Featured(Watching):
+    """The same, where it needs what recorded steps do not show."""
+
+    name = "featured"
+    needs: ClassVar[frozenset[str]] = frozenset({"last_hidden"})
+
+
+def decodes(llm: LLM) -> int:
+    """Return how many steps of single tokens were replayed."""
+    return sum(recorded.graph.replays for recorded in parts_of(llm).graphs._recorded.values())
+
+
+@pytest.mark.parametrize("drafter", [Watching, Featured])
+def test_a_drafter_that_needs_hidden_states_sees_every_token(start: Start, drafter: type[Watching]) -> None:
+    llm = start("recording", drafter, **{"speculative.method": drafter.name})
+    Watching.shown.clear()  # of what warming up showed
+    before = decodes(llm)
+    (output,) = llm.generate([prompt(9)], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 30
+    assert (decodes(llm) > before) == (drafter is Watching), "whether steps of single tokens were replayed"
+    # The last token is sampled and never read.
+    assert (sum(Watching.shown.values()) == 9 + 29) == (drafter is Featured)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jackfield.errors import CheckpointError
 from jackfield.interfaces import (
     AttentionGroup,
     BuildContext,
@@ -40,11 +41,11 @@ class RocketModel(ModelArchitecture):
     @classmethod
     def config(cls, hf: ConfigReader) -> Config:
         heads, width = hf.require("num_attention_heads", int), hf.require("hidden_size", int)
-        hf.ignore("hidden_act", "attention_bias", "mlp_bias")
         rope = hf.section("rope_parameters")
         theta = 10000.0 if rope is None else float(rope.get("rope_theta", 10000.0))
+        _expect(hf, hidden_act="silu", attention_bias=False, mlp_bias=False)
         if rope is not None:
-            rope.ignore("rope_type")
+            _expect(rope, rope_type="default")
         return Config(
             vocab_size=hf.require("vocab_size", int),
             hidden_size=width,
@@ -100,3 +101,15 @@ class RocketModel(ModelArchitecture):
         from acme_rocket.model_modules import Model
 
         return Model(config, cls.attention_groups(config)[0], ctx)
+
+
+def _expect(hf: ConfigReader, **wanted: object) -> None:
+    """Refuse what these modules do not do: computing something else in silence would be worse."""
+    for key, value in wanted.items():
+        if hf.get(key) not in (None, value):
+            raise CheckpointError(
+                f"this architecture knows only {key} = {value!r}",
+                field=f"config.json: {key}",
+                value=hf.get(key),
+                remedy="use a plugin that does what the checkpoint asks for",
+            )

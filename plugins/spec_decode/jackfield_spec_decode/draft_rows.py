@@ -1,0 +1,25 @@
+"""Drafts of many sequences that have unlike numbers of them. Legend: B sequences, K drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jackfield.interfaces import Drafts
+
+
+def no_drafts(count: int) -> Drafts:
+    """Return none for ``count`` sequences."""
+    return Drafts(np.full((count, 1), -1, dtype=np.int32))
+
+
+def limited(ids: Sequence[torch.Tensor], limits_B: npt.NDArray[Any]) -> Drafts:
+    """Return drafts, each [B], place after place, without those past each sequence's limit: nobody computed them."""
+    ids_BK = torch.stack(list(ids), 1)
+    limits = torch.from_numpy(limits_B.astype(np.int64)).to(ids_BK.device)
+    past_BK = torch.arange(len(ids), device=ids_BK.device) >= limits.unsqueeze(1)
+    return Drafts(ids_BK.masked_fill(past_BK, -1))
