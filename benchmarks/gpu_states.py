@@ -74,7 +74,7 @@ def latents(heads: int, sequences: int, tokens: int) -> dict[str, Any]:
     metadata = MlaMetadata(sequences, recorded.splits, lengths, table, [], recorded.parts)
     cache = torch.randn(sequences * pages, BLOCK, 576, device=device, dtype=torch.bfloat16)
     q = torch.randn(sequences, heads, 576, device=device, dtype=torch.bfloat16)
-    took = seconds(lambda: layer.decode(q, cache, metadata))
+    took = seconds(lambda: layer.decode(q[..., :512], q[..., 512:], cache, metadata))
     stored = sequences * tokens * 576 * 2
     return {
         "case": "latents",

@@ -76,4 +76,4 @@ def test_soft_caps_and_linear_biases_in_one_layer_are_refused() -> None:
 
 
 def test_the_kernels_in_c_do_not_claim_linear_biases_and_sinks() -> None:
-    assert TorchSdpaBackend.features - NativeCpuBackend.features == {"alibi", "sinks"}
+    assert TorchSdpaBackend.features - NativeCpuBackend.features == {"alibi", "sinks", "dual_chunk", "cache_scales"}

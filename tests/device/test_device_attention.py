@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from paged_case import TOLERANCE, Case, Shape, attend, attended, error, expected, limits_of, make_case
+from paged_case import TOLERANCE, Case, Shape, attend, attended, error, expected, limits_of, make_case, request_of
 from recording import record
 
 from jackfield.interfaces import AttentionBackend
 from jackfield_attention.flash_attn import FlashAttnBackend
+from jackfield_attention.flashinfer import FlashInferBackend, is_compiled
 from jackfield_attention.triton_backend import TritonBackend
 from jackfield_platforms.cuda_device import CudaGraphs
 
@@ -36,6 +37,7 @@ TRITON_ONLY = {
     "softcap": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 64, softcap=5.0),
     "sinks": Shape([1, 1, 150], [5, 900, 400], 8, 1, 64, 64, sinks=True),
     "narrow cache": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 64, stored="float8_e4m3fn"),
+    "scales": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 64, stored="float8_e4m3fn", scaled=True),
     "tokens outside heads": Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 16, layout=1),
 }
 
@@ -54,10 +56,38 @@ def test_against_brute_force(backend: type[AttentionBackend], name: str, dtype: 
     assert error(attended(backend, case), expected(case)) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("name", ["decode", "prefill", "chunks", "mixed"])
+def test_prompts_by_flashinfer(name: str) -> None:
+    pytest.importorskip("flashinfer")
+    shape = on_device(SHAPES[name], "bfloat16")
+    if not is_compiled(request_of(shape)):
+        pytest.skip("FlashInfer's kernels are not compiled here, which takes minutes")
+    case = make_case(FlashInferBackend, shape)
+    assert error(attended(FlashInferBackend, case), expected(case)) < TOLERANCE["bfloat16"]
+
+
 @pytest.mark.parametrize("name", TRITON_ONLY)
 def test_triton_alone(name: str) -> None:
     case = make_case(TritonBackend, on_device(TRITON_ONLY[name], "bfloat16"))
     assert error(attended(TritonBackend, case), expected(case)) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize("way", ["write", "prepare"])
+def test_what_is_stored_is_divided_by_the_scale_to_the_bit(way: str) -> None:
+    shape = Shape([1, 1, 150], [5, 900, 400], 8, 4, 128, 64, stored="float8_e4m3fn", scaled=True)
+    case = make_case(TritonBackend, on_device(shape, "bfloat16"))
+    case.qkv *= 20.0
+    k, v = case.qkv.view(len(case.qkv), -1, 128)[:, 8:].clone().chunk(2, 1)
+    layer, slots = TritonBackend.layer(case.env, 0), case.step.slots
+    if way == "write":
+        layer.write(k, v, case.cache, slots)
+    else:
+        layer.prepare(case.qkv, None, None, None, 0.0, case.cache, slots)
+    for name, x, scale in (("k", k, case.env.k_scale), ("v", v, case.env.v_scale)):
+        assert scale is not None
+        wanted = (x.float() / scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+        found = case.cache[name].view(torch.uint8).transpose(1, 2).flatten(0, 1)[slots]
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["decode", "prefill", "mixed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from jackfield.testing.attention_shapes import STATE_SHAPES
 from jackfield.testing.latent_cases import latent_attention
 from jackfield.testing.state_cases import definition, make_inputs, run_states
 from jackfield_attention.torch_mla import TorchMlaBackend
+from jackfield_attention.torch_mla_sparse import TorchMlaSparseBackend
 from jackfield_attention.triton_mla import TritonMlaBackend
+from jackfield_attention.triton_mla_sparse import TritonMlaSparseBackend
 from jackfield_attention.triton_states import TritonStatesBackend
 
 pytestmark = pytest.mark.gpu
@@ -38,12 +41,13 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.cpu() - wanted.cpu()).norm() / wanted.cpu().norm())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("heads", [16, 40])
-def test_latents_equal_the_definition(step: str, heads: int) -> None:
-    request = replace(DEEPSEEK, num_heads=heads)
+@pytest.mark.parametrize("heads", [16, 40, 128])
+def test_latents_equal_the_definition(step: str, heads: int, dtype: str) -> None:
+    request = replace(DEEPSEEK, num_heads=heads, dtype=dtype)
     found, wanted = latent_attention(TritonMlaBackend, request, STEPS[step], torch.device("cuda"))
-    assert error(found, wanted) < 1e-4
+    assert error(found, wanted) < (1e-4 if dtype == "float32" else 1e-2)
 
 
 def test_narrow_latents_are_those_of_the_reference() -> None:
@@ -52,6 +56,15 @@ def test_narrow_latents_are_those_of_the_reference() -> None:
         latent_attention(b, narrow, STEPS["decodes"], device)[0] for b in (TritonMlaBackend, TorchMlaBackend)
     )
     assert error(found, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("topk", [64, 2048])
+@pytest.mark.parametrize("backend", [TorchMlaSparseBackend, TritonMlaSparseBackend])
+def test_chosen_latents_equal_the_definition(backend: Any, topk: int, step: str) -> None:
+    index = {"index_heads": 64, "index_size": 128, "index_topk": topk}
+    request = replace(DEEPSEEK, kind="mla_sparse", extra={**DEEPSEEK.extra, **index})
+    assert error(*latent_attention(backend, request, STEPS[step], torch.device("cuda"))) < 1e-4
 
 
 @pytest.mark.parametrize("in_place", [False, True])

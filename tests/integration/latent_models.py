@@ -53,3 +53,13 @@ RECIPES: dict[str, Recipe] = {
     "v2-lite": Recipe("DeepseekV2Config", "DeepseekV2ForCausalLM", {**EXPERTS, "q_lora_rank": None}),
     "v3": Recipe("DeepseekV3Config", "DeepseekV3ForCausalLM", {**EXPERTS, "rope_parameters": YARN}),
 }
+INDEX: dict[str, Any] = {"num_key_value_heads": 4, "index_n_heads": 24, "index_head_dim": 12, "index_topk": 12}
+"""Index heads are many, so that no two tokens score alike (with few, all of them may be 0)."""
+SPARSE: dict[str, Recipe] = {
+    "dense": Recipe("DeepseekV32Config", "DeepseekV32ForCausalLM", {**DENSE, **INDEX}),
+    "experts": Recipe(
+        "DeepseekV32Config", "DeepseekV32ForCausalLM", {**EXPERTS, **INDEX, "index_topk": 31, "rope_parameters": YARN}
+    ),
+    "all chosen": Recipe("DeepseekV32Config", "DeepseekV32ForCausalLM", {**DENSE, **INDEX, "index_topk": 2048}),
+}
+"""Models whose attention is to tokens that an indexer chooses."""

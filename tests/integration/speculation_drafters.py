@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jackfield import LLM
-from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, DraftOutcome, Drafts
+from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, DraftOutcome, Drafts, Settings
 
 
 class TestDrafter(Drafter):
@@ -77,6 +77,52 @@ class Knowing(TestDrafter):
         return np.where(wrong & (ids >= 0), self.random.integers(0, 260, ids.shape), ids)
 
 
+class Branching(Knowing):
+    """Knows what is said, and drafts much else beside it: of every draft some other one may be the parent."""
+
+    name = "branching"
+    mistakes: ClassVar[float] = 0.05
+
+    @classmethod
+    def branches(cls, settings: Settings) -> bool:
+        return True
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        known = self.ids(batch)
+        ids, parents = np.full_like(known, -1), np.full_like(known, -1)
+        for row, line in enumerate(known.tolist()):
+            tip, at = -1, 0
+            for index in range(self.width):
+                if line[at] >= 0 and self.random.random() < 0.7:
+                    ids[row, index], parents[row, index] = line[at], tip
+                    tip, at = index, at + 1
+                else:
+                    ids[row, index] = self.random.integers(0, 260)
+                    parents[row, index] = self.random.integers(-1, index) if index else -1
+        return Drafts(ids, parents)
+
+
+class Undeclared(Branching):
+    """Does not say that its drafts branch."""
+
+    name = "undeclared"
+
+    @classmethod
+    def branches(cls, settings: Settings) -> bool:
+        return False
+
+
+class Backwards(Branching):
+    """Children come before their parents."""
+
+    name = "backwards"
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        found = super().propose(batch)
+        found.parents[:, 0] = 1
+        return found
+
+
 class Raising(TestDrafter):
     """Works twice, then raises."""
 
@@ -137,8 +183,11 @@ class Clinging(TestDrafter):
         raise RuntimeError("never")
 
 
-HOSTILE: tuple[type[TestDrafter], ...] = (Guessing, Illegal, Repeating, Knowing)
-FAILING: tuple[type[TestDrafter], ...] = (Raising, Vandal, Shapeless, Fractions, Nothing, Deaf, Clinging)
+HOSTILE: tuple[type[TestDrafter], ...] = (Guessing, Illegal, Repeating, Knowing, Branching)
+FAILING: tuple[type[TestDrafter], ...] = (
+    *(Raising, Vandal, Shapeless, Fractions, Nothing, Deaf, Clinging),
+    *(Undeclared, Backwards),
+)
 
 
 def watch(llm: LLM) -> list[tuple[list[int], list[int]]]:
@@ -150,7 +199,7 @@ def watch(llm: LLM) -> list[tuple[list[int], list[int]]]:
     def spy(slots: Any, lengths: Any, *rest: Any) -> Any:
         drafts = inner(slots, lengths, *rest)
         for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            found = [] if drafts is None else [t for t in drafts[row].tolist() if t >= 0]
+            found = [] if drafts is None else [t for t in drafts[0][row].tolist() if t >= 0]
             seen.append((tables[slot, :length].tolist(), found))
         return drafts
 

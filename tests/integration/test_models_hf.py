@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from engines import Engine
-from hf import TOLERANCE, Tiny, assert_equal, changed_copy, continuation_logits, make_tiny, random_prompts
+from hf import TOLERANCE, Tiny, assert_equal, changed_copy, continuation_logits, random_prompts
 from tiny_models import LENGTH, LONG, RECIPES, WINDOW, recipe
 
 from jackfield import LLM, SamplingParams
-from jackfield.errors import ConfigError
 
 LENGTHS = (1, 7, 16, 3 * WINDOW)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
@@ -102,16 +101,3 @@ def test_a_factor_that_is_slightly_off_is_noticed(engine: Engine, tmp_path: Path
     wrong = changed_copy(tiny.folder, tmp_path / "wrong", residual_multiplier=0.501)
     with pytest.raises(AssertionError):
         check_logprobs(engine(Path(wrong)), tiny, random_prompts((30,))[0])
-
-
-def test_texts_of_one_chunk_need_no_second_one(engine: Engine, tmp_path: Path) -> None:
-    """Dual-chunk attention differs from attention only where a text is longer than a chunk, and is refused there."""
-    tiny = make_tiny(tmp_path / "model", "qwen2")
-    chunks = {"chunk_size": 128, "local_size": 28, "original_max_position_embeddings": 128}
-    folder = Path(changed_copy(tiny.folder, tmp_path / "chunks", dual_chunk_attention_config=chunks))
-    llm = engine(folder, block_size=8)
-    assert llm._inputs.limits.max_model_len == 100
-    prompts = random_prompts((7, 60))
-    assert_equal(tiny.model, prompts, [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)])
-    with pytest.raises(ConfigError, match="100"):
-        engine(folder, max_model_len=101)

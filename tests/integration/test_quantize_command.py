@@ -88,8 +88,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ("--output", str(tmp_path / "made"))
-    said = refused(capsys, str(source), *output, "--format", "gptq")
-    assert "pip install gptqmodel" in said
+    assert "pip install llmcompressor" in refused(capsys, str(source), *output, "--format", "awq")
+    said = refused(
+        capsys, str(source), *output, "--format", "gptq", "--plugins.options.calibrated_gptq.group_size", "32"
+    )
+    assert "needs a text to calibrate with" in said and "--text" in said
+    text = str(source / "config.json")
+    assert "looks at no text" in refused(capsys, str(source), *output, "--format", "int8", "--text", text)
     assert "writes no checkpoints" in refused(capsys, str(source), *output, "--format", "nf4")
     assert "did you mean" in refused(capsys, str(source), *output, "--format", "int9")
     full = tmp_path / "full"

@@ -51,23 +51,6 @@ def test_heads_and_embeddings_of_few_bits(engine: Engine, source: Path, tmp_path
     same(engine(packed, max_model_len=128), engine(plain, max_model_len=128))
 
 
-@pytest.mark.parametrize(
-    "names", [("self_attn.k_scale", "self_attn.v_scale"), ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale")]
-)
-def test_scales_of_the_cache_are_listed(engine: Engine, source: Path, tmp_path: Path, names: tuple[str, str]) -> None:
-    """They are not needed, since caches scale tokens themselves: the report says so; nothing else is let through."""
-    kind = FORMATS["fp8-static"]
-    packed, plain = quantized(source, tmp_path, kind.write, kind.config)
-    scales = {f"model__layers__{i}__{name.replace('.', '__')}": torch.tensor(0.02) for i in range(2) for name in names}
-    folder = changed(packed, "scales", **scales)
-    llm = engine(folder, max_model_len=128)
-    assert any("4 scales of a quantized cache" in note for note in llm.report.notes)
-    same(llm, engine(plain, max_model_len=128))
-    same(engine(folder, max_model_len=128, cache_dtype="fp8"), engine(plain, max_model_len=128, cache_dtype="fp8"))
-    with pytest.raises(JackfieldError, match=r"used by nothing: .*self_attn\.k_scales"):
-        engine(changed(packed, "other", model__layers__0__self_attn__k_scales=torch.tensor(0.02)))
-
-
 def test_a_tensor_of_a_quantized_layer_that_nothing_takes_is_named(
     engine: Engine, source: Path, tmp_path: Path
 ) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from engines import Engine, Models
 from hf import Tiny, random_prompts
-from speculation_drafters import FAILING, HOSTILE, Knowing, TestDrafter
+from speculation_drafters import FAILING, HOSTILE, Branching, Knowing, TestDrafter
 
 from jackfield import LLM, SamplingParams
+from jackfield.errors import ConfigError
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -111,7 +112,7 @@ def test_every_option_gives_what_it_gives_without_drafts(
     assert_same(answers(llm), right)
     metrics = llm.get_metrics()
     assert metrics.drafts_proposed > 100
-    if name in ("ngram", "suffix", "repeating", "knowing"):
+    if name in ("ngram", "suffix", "repeating", "knowing", "branching"):
         assert metrics.drafts_accepted > 50, "nothing was tested"
 
 
@@ -138,9 +139,16 @@ QUICK = ("few blocks", "small chunks", "a small budget", "as many drafts as pay"
 @pytest.mark.parametrize(
     "setup", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENGINES]
 )
-def test_every_engine_gives_the_same(engine: Engine, text_model: Tiny, expected: Any, setup: str) -> None:
+@pytest.mark.parametrize("kind", [Knowing, Branching], ids=lambda kind: kind.name)
+def test_every_engine_gives_the_same(
+    engine: Engine, text_model: Tiny, expected: Any, setup: str, kind: type[TestDrafter]
+) -> None:
     right = expected()
-    llm = engine(text_model.folder, **{**settings(Knowing, drafts=3), **ENGINES[setup]})
+    if kind is Branching and setup == "as many drafts as pay":
+        with pytest.raises(ConfigError, match="branches are of a fixed number"):
+            engine(text_model.folder, **{**settings(kind), **ENGINES[setup]})
+        return
+    llm = engine(text_model.folder, **{**settings(kind, drafts=3 if kind is Knowing else 7), **ENGINES[setup]})
     assert_same(answers(llm), right)
     metrics = llm.get_metrics()
     assert metrics.drafts_accepted > (0 if setup == "as many drafts as pay" else 50)

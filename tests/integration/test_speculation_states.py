@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine
+from engines import Engine, Models
 from hf import Tiny, assert_equal, random_prompts
 from recurrent_models import RECIPES
 from speculation_drafters import Guessing, Knowing, Repeating, TestDrafter
@@ -80,6 +80,23 @@ def test_seeds_and_penalties(engine: Engine, tiny: Tiny) -> None:
     expected = tokens(engine(tiny.folder), PROMPTS, wish)
     for kind in (Repeating, Guessing):
         assert tokens(drafting(engine, tiny, kind), PROMPTS, wish) == expected
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("blocks", [24, 80])
+@pytest.mark.parametrize("tiny", ["qwen3.5"], indirect=True)
+def test_a_draft_models_room_leaves_states_in_their_blocks(
+    engine: Engine, models: Models, tiny: Tiny, blocks: int, cached: bool
+) -> None:
+    """Room for drafts may begin a block that no state is in yet."""
+    expected = tokens(engine(tiny.folder))
+    drafts = {"speculative.method": "draft_model", "speculative.model": str(models["llama"].folder)}
+    drafts |= {"speculative.num_speculative_tokens": 5, "speculative.adaptive": False}
+    few = {"block_size": 16, "num_blocks": blocks, "kv_cache_memory": None, "max_model_len": 96}
+    llm = engine(tiny.folder, **few, **drafts, enable_prefix_caching=cached)
+    for _ in range(2):
+        assert tokens(llm) == expected
+    assert (llm.get_metrics().preemptions > 0) == (blocks == 24)
 
 
 @pytest.mark.parametrize("tiny", ["mamba2"], indirect=True)

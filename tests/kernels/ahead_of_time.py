@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,17 @@ from jackfield.interfaces import (
     StepLimits,
 )
 from jackfield.interfaces.plugin import Settings
+from jackfield.testing.attention_cases import Query, run
+from jackfield.testing.attention_cases import make_case as make_kit_case
+from jackfield.testing.attention_shapes import Shape as KitShape
+from jackfield.testing.latent_cases import DenseLayer
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
 from jackfield_attention.triton_backend import TritonBackend
 from jackfield_attention.triton_mla import TritonMlaBackend
 from jackfield_attention.triton_mla_layer import TritonMlaLayer
+from jackfield_attention.triton_mla_metadata import ContextPart, Contexts
+from jackfield_attention.triton_mla_sparse import TritonMlaSparseBackend
 from jackfield_attention.triton_states import TritonStatesBackend
 from jackfield_ops.triton_ops import TritonOps
 from jackfield_quantization.fp8_kernels import quantize_tokens, rescale
@@ -170,6 +177,14 @@ def launch_attention(size: int, block: int, dtype: str = "bfloat16", pdl: bool =
     launch_case(TritonBackend, Shape([3, 3], [200, 90], **sizes), pdl)
 
 
+def launch_branches() -> None:
+    """Launch decode and prefill of drafts that branch."""
+    shape = KitShape(ratio=4, head_size=128, value_size=128, block_size=64, dtype="bfloat16", tree=True)
+    parents = tuple((index - 1) // 2 for index in range(60))
+    for query in (Query(1 + 7, 100, parents[:7]), Query(1 + 60, 100, parents)):
+        run(TritonBackend, make_kit_case(TritonBackend, shape, [query]))
+
+
 def launch_fp8() -> None:
     """Launch what products of 8-bit floats need besides the library's; the tensors are on no device, so nothing
     overlaps.
@@ -191,6 +206,16 @@ def launch_moves(block: int, pdl: bool) -> None:
     for factor in (None, weight):
         layer.prepare(flash.qkv, angles_of(71, 128), factor, factor, 1e-6, flash.cache, flash.step.slots)
     _gather(layer, flash)
+
+
+def launch_scaled_moves() -> None:
+    """Launch write and prepare into a cache that has scales."""
+    case = make_case(TritonBackend, Shape([1, 70], [200, 90], 32, 8, 128, 64, stored="float8_e4m3fn", scaled=True))
+    layer = TritonBackend.layer(case.env, 0)
+    layer.pdl = True
+    k, v = (case.qkv[:, i * 1024 : (i + 1) * 1024].view(-1, 8, 128) for i in (4, 5))
+    layer.write(k, v, case.cache, case.step.slots)
+    layer.prepare(case.qkv, angles_of(71, 128), None, None, 1e-6, case.cache, case.step.slots)
 
 
 def _gather(layer: FlashLayer, case: Case) -> None:
@@ -229,7 +254,40 @@ def launch_latent(heads: int, stored: str, splits: int, tokens: int = 3) -> None
     cache = {"latent": torch.zeros(16, 64, 576).to(getattr(torch, stored))}
     rows = torch.zeros(tokens, 576, dtype=kind)
     layer.write(rows[:, :512], rows[:, 512:], cache, torch.zeros(tokens, dtype=torch.int64))
-    layer.decode(torch.zeros(tokens, heads, 576, dtype=kind), cache["latent"], builder.capture(tokens, 1))
+    recorded = builder.capture(tokens, 1)
+    q = torch.split(torch.zeros(tokens, heads, 576, dtype=kind), [512, 64], -1)
+    layer.decode(*q, cache["latent"], recorded)
+    layer.bind(DenseLayer(torch.zeros(heads * 256, 512, dtype=kind), 256))
+    places = torch.zeros(8, dtype=torch.int64)
+    part = ContextPart(places, places, torch.zeros((1, 6), dtype=torch.int32))
+    longer = replace(recorded, num_decodes=0, contexts=Contexts([part], recorded.lengths, several=False))
+    layer.attend(
+        torch.zeros(tokens, heads, 192, dtype=kind), cache, longer, torch.zeros(tokens, heads, 128, dtype=kind)
+    )
+
+
+def launch_sparse(heads: int, stored: str, splits: int, tokens: int = 3) -> None:
+    """Launch index scores and decode over chosen latents, in the sizes of DeepSeek-V3.2."""
+    device, kind, index = torch.device("cpu"), torch.bfloat16, {"index_heads": 64, "index_size": 128, "index_topk": 256}
+    facts, sizes = DeviceFacts("cuda", capability=(9, 0), cores=132), {"latent_size": 512, "rope_size": 64, **index}
+    request = AttentionRequest(
+        dtype="bfloat16", num_heads=heads, device=facts, extra=sizes, cache_dtype=stored, **LATENT
+    )
+    backend = TritonMlaSparseBackend
+    values = {name: option.default for name, option in backend.options.items()}
+    settings = Settings({**values, "decode_splits": splits})
+    env = AttentionEnv(request, backend.cache_specs(request)[0], 64, device, settings)
+    builder, layer = backend.metadata_builder(env), backend.layer(env, 0)
+    builder.allocate(StepLimits(tokens, tokens, 8, 512))
+    layer.bind(DenseLayer(torch.zeros(heads * 256, 512, dtype=kind), 256))
+    cache = {
+        name: torch.zeros(16, 64, width).to(getattr(torch, stored)) for name, width in (("latent", 576), ("index", 128))
+    }
+    layer.write_index(torch.zeros(tokens, 128, dtype=kind), cache, torch.zeros(tokens, dtype=torch.int64))
+    metadata = builder.capture(tokens, 1)
+    chosen = layer.choose(torch.zeros(tokens, 64, 128, dtype=kind), torch.zeros(tokens, 64), cache, metadata)
+    q = torch.zeros(tokens, heads, 192, dtype=kind)
+    layer.attend_chosen(q, chosen, cache, metadata, torch.zeros(tokens, heads, 128, dtype=kind))
 
 
 def launch_states(kind: str, heads: int, key: int, value: int, channels: int) -> None:
@@ -281,8 +339,12 @@ def main(capability: int) -> None:
     triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
     for compiler.label, pdl in (("ops", True), ("ops, apart", False)):
         launch_ops(pdl)
+    compiler.label = "branches, apart"
+    launch_branches()
     compiler.label = "fp8, apart"
     launch_fp8()
+    compiler.label = "moves, scales"
+    launch_scaled_moves()
     for compiler.label, block, pdl in (("moves", 64, True), ("moves, small", 16, True), ("moves, apart", 64, False)):
         launch_moves(block, pdl)
     for rows, group in ((1, 128), (16, 32), (48, 128), (256, 128), (256, 32)):
@@ -291,6 +353,8 @@ def main(capability: int) -> None:
     for heads, stored, splits in ((16, "bfloat16", 33), (128, "bfloat16", 1), (16, "float8_e4m3fn", 5)):
         compiler.label = f"latents, {heads} heads, {stored}, apart"
         launch_latent(heads, stored, splits)
+        compiler.label = f"chosen latents, {heads} heads, {stored}, apart"
+        launch_sparse(heads, stored, splits)
     states = {"mamba1": (8192, 16, 1), "mamba2": (80, 128, 64), "gdn": (32, 128, 128), "kda": (32, 128, 128)}
     for kind, (heads, key, value) in states.items():
         compiler.label = f"states, {kind}, apart"
@@ -302,6 +366,7 @@ def main(capability: int) -> None:
         "head 64, window, sinks": {"size": 64, "block": 64, "window": 100, "sinks": True},
         "head 80, softcap": {"size": 80, "block": 16, "softcap": 30.0},
         "head 128, narrow cache": {"size": 128, "block": 64, "stored": "float8_e4m3fn"},
+        "head 128, scales": {"size": 128, "block": 64, "stored": "float8_e4m3fn", "scaled": True},
         "head 256": {"size": 256, "block": 64},
         "float32": {"size": 128, "block": 64, "dtype": "float32"},
     }

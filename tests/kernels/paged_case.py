@@ -19,12 +19,15 @@ from jackfield.interfaces import (
     DeviceFacts,
     StepLimits,
 )
+from jackfield.interfaces.attention import PROMPT_TOKENS
 from jackfield.interfaces.plugin import Settings
 
 
 @dataclass
 class Shape:
-    """What is to be tried. ``counts`` are new tokens and ``lengths`` all tokens of each sequence, decodes first."""
+    """What is to be tried. ``counts`` are new tokens and ``lengths`` all tokens of each sequence, decodes first.
+    scaled: the cache holds numbers divided by a scale for each head.
+    """
 
     counts: Sequence[int]
     lengths: Sequence[int]
@@ -38,6 +41,7 @@ class Shape:
     sinks: bool = False
     dtype: str = "float32"
     stored: str = ""
+    scaled: bool = False
     device: str = "cpu"
     layout: int = 0
     cores: int = 4
@@ -78,6 +82,7 @@ def request_of(shape: Shape) -> AttentionRequest:
         window=shape.window,
         softcap=shape.softcap,
         cache_dtype=shape.stored,
+        needs=frozenset({"cache_scales"} if shape.scaled else ()),
     )
 
 
@@ -88,13 +93,24 @@ def make_case(backend: type[AttentionBackend], shape: Shape, seed: int = 0) -> C
     request = request_of(shape)
     spec = backend.cache_specs(request)[shape.layout]
     sinks = torch.randn(shape.heads, generator=generator).to(device) if shape.sinks else None
-    env = AttentionEnv(request, spec, shape.block, device, Settings(shape.settings), sinks)
+    scales = [torch.rand(shape.kv_heads, generator=generator) * 0.1 + 0.01 if shape.scaled else None for _ in range(2)]
+    bound = [None if scale is None else scale.to(device) for scale in scales]
+    env = AttentionEnv(request, spec, shape.block, device, Settings(shape.settings), sinks, None, *bound)
     kv = [
         [torch.randn(length, shape.kv_heads, shape.size, generator=generator).to(dtype) for length in shape.lengths]
         for _ in range(2)
     ]
+    kept = kv
     if shape.stored:  # what is stored is what counts
-        kv = [[part.to(getattr(torch, shape.stored)).to(dtype) for part in parts] for parts in kv]
+        factors = [1.0 if scale is None else scale[:, None] for scale in scales]
+        kept = [
+            [(part / factor).to(getattr(torch, shape.stored)) for part in parts]
+            for parts, factor in zip(kv, factors, strict=True)
+        ]
+        kv = [
+            [part.to(torch.promote_types(dtype, torch.float32)).mul(factor).to(dtype) for part in parts]
+            for parts, factor in zip(kept, factors, strict=True)
+        ]
     blocks = [-(-length // shape.block) for length in shape.lengths]
     pages = torch.randperm(sum(blocks), generator=generator) + 1
     table = torch.zeros((len(blocks), max(*blocks, 1)), dtype=torch.int32)
@@ -102,7 +118,7 @@ def make_case(backend: type[AttentionBackend], shape: Shape, seed: int = 0) -> C
         row[: len(part)] = part
     stored = getattr(torch, shape.stored or shape.dtype)
     cache = {plane.name: _plane(plane.page_shape(shape.block), len(pages) + 1, stored) for plane in spec.planes}
-    for planes, parts in zip(cache.values(), kv, strict=True):
+    for planes, parts in zip(cache.values(), kept, strict=True):
         head_first = planes.shape[1] == shape.kv_heads and spec.planes[0].shape[0] == shape.kv_heads
         for row, part in zip(table, parts, strict=True):
             for position, token in enumerate(part):
@@ -120,7 +136,7 @@ def _plane(page_shape: tuple[int, ...], pages: int, dtype: torch.dtype) -> torch
 
 
 def make_step(shape: Shape, table: torch.Tensor, device: torch.device) -> AttentionStep:
-    """Return the step of a shape; lengths on the host are bounds, not exact."""
+    """Return the step of a shape; lengths on the host are bounds, exact of prompts alone."""
     counts, lengths = np.asarray(shape.counts, dtype=np.int32), np.asarray(shape.lengths, dtype=np.int32)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     positions = torch.cat(
@@ -140,7 +156,7 @@ def make_step(shape: Shape, table: torch.Tensor, device: torch.device) -> Attent
         slots=slots.to(device),
         positions=positions.to(device),
         query_start_host=starts,
-        lengths_host=lengths + 5,
+        lengths_host=lengths + 5 * (counts < PROMPT_TOKENS),
     )
 
 

@@ -21,13 +21,27 @@ KERNELS = {
 }
 
 STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"}
-LATENTS = {"mla_write_kernel", "mla_decode_kernel", "mla_merge_kernel"}
+LATENTS = {
+    "mla_write_kernel",
+    "mla_decode_kernel",
+    "mla_merge_kernel",
+    "mla_prefill_kernel",
+    "index_scores_kernel",
+    "sparse_decode_kernel",
+}
 KERNELS |= STATES | LATENTS | {"packed_kernel"}
 ALONE = {"quantize_kernel", "rescale_kernel", "packed_kernel"} | STATES | LATENTS
 """Kernels that learn from their tensors' device whether they overlap, and those that never do."""
 OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"} - ALONE
 """Kernels of a decode step."""
-ON_UNITS = {"decode_kernel", "mla_decode_kernel", "packed_kernel"}
+ON_UNITS = {
+    "decode_kernel",
+    "mla_decode_kernel",
+    "mla_prefill_kernel",
+    "packed_kernel",
+    "index_scores_kernel",
+    "sparse_decode_kernel",
+}
 WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel"}
 """Those that read something before they wait."""
 

@@ -10,6 +10,9 @@ from paged_case import TOLERANCE, Shape, attend, attended, error, expected, limi
 
 from jackfield.interfaces import AttentionBackend, StepLimits
 from jackfield.layers.composite import Composite
+from jackfield.testing.attention_cases import STEPS, reference, run
+from jackfield.testing.attention_cases import make_case as make_kit_case
+from jackfield.testing.attention_shapes import Shape as KitShape
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
 from jackfield_attention.triton_backend import TritonBackend
@@ -40,6 +43,16 @@ DECODES = {
     "sinks over splits": Shape([1, 1], [90, 300], sinks=True, settings={"decode_splits": 5, "decode_tile": 16}),
     "half": Shape([1, 1, 1], [5, 90, 200], dtype="float16", settings={"decode_splits": 2, "decode_tile": 32}),
     "narrow cache": Shape([1, 1, 1], [5, 90, 200], stored="float8_e4m3fn"),
+    "scales": Shape([1, 1, 1], [5, 90, 200], heads=6, kv_heads=3, stored="float8_e4m3fn", scaled=True),
+    "scales over splits": Shape(
+        [1, 1],
+        [90, 300],
+        stored="float8_e4m3fn",
+        scaled=True,
+        sinks=True,
+        settings={"decode_splits": 5, "decode_tile": 16},
+    ),
+    "scales under a softcap": Shape([1, 1], [20, 70], softcap=2.0, stored="float8_e5m2", scaled=True),
     "narrower fractions": Shape([1, 1], [90, 200], dtype="float16", stored="float8_e5m2"),
 }
 PREFILLS = {
@@ -61,6 +74,8 @@ PREFILLS = {
     "sinks": Shape([40], [60], sinks=True),
     "half": Shape([40, 66], [90, 66], dtype="float16"),
     "narrow cache": Shape([40, 20], [90, 60], stored="float8_e4m3fn"),
+    "scales": Shape([40, 20], [90, 60], heads=6, kv_heads=3, stored="float8_e4m3fn", scaled=True, sinks=True),
+    "scales under a softcap": Shape([40], [60], window=30, softcap=2.0, stored="float8_e4m3fn", scaled=True),
 }
 MIXED = {
     "decodes and chunks": Shape([1, 1, 40, 50], [70, 3, 40, 90]),
@@ -190,3 +205,11 @@ def test_a_composite_shares_the_cache(parts: tuple[str, str]) -> None:
     builder.allocate(limits_of(case))
     found = attend(both.layer(case.env, 0), case, builder.build(case.step))
     assert error(found, expected(case)) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("window", [7, 16])
+@pytest.mark.parametrize("kind", STEPS)
+def test_blocks_in_front_of_windows_may_be_somebody_elses(kind: str, window: int) -> None:
+    shape = KitShape(head_size=32, value_size=32, block_size=16, window=window)
+    case = make_kit_case(TRITON, shape, STEPS[kind])
+    torch.testing.assert_close(run(TRITON, case).double(), reference(case), rtol=1e-5, atol=1e-5)

@@ -93,6 +93,45 @@ def test_prepare_is_norm_rotation_and_write(name: str, layout: int) -> None:
 
 
 @LAYOUTS
+@pytest.mark.parametrize("stored", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (18, 9)])
+def test_what_is_stored_is_divided_by_the_scale(layout: int, stored: str, heads: int, kv_heads: int) -> None:
+    """To the bit as torch divides and rounds, by both ways into the cache. The interpreter loses a carry where a number
+    is rounded up to the next power of two, so that quotients are numbers of the narrow type here.
+    """
+    sizes = {"heads": heads, "kv_heads": kv_heads, "dtype": "float16", "layout": layout}
+    case = make_case(TritonBackend, Shape([1, 2, 3], [1, 20, 33], stored=stored, scaled=True, **sizes))
+    kind, largest = getattr(torch, stored), torch.finfo(getattr(torch, stored)).max
+    case.qkv.copy_(case.qkv.to(kind))
+    case.qkv[0] *= 1024.0  # some numbers must be cut off
+    for bound in (case.env.k_scale, case.env.v_scale):
+        assert bound is not None
+        bound.copy_(0.5 ** torch.randint(1, 4, bound.shape))
+    split = torch.split(case.qkv.view(len(case.qkv), -1, 32).clone(), [heads, kv_heads, kv_heads], 1)
+    layer, slots = TritonBackend.layer(case.env, 0), case.step.slots
+    scales = {"k": case.env.k_scale, "v": case.env.v_scale}
+    wanted = {}
+    for name, part in zip("kv", split[1:], strict=True):
+        scale = scales[name]
+        assert scale is not None
+        wanted[name] = (part.float() / scale[:, None]).clamp(-largest, largest).to(kind).view(torch.uint8)
+    cut_off = torch.tensor(largest).to(kind).view(torch.uint8)
+    assert kind is torch.float8_e5m2 or bool((wanted["k"] == cut_off).any())
+    assert len(wanted["k"].unique()) > 40
+    for way in ("write", "prepare"):
+        for plane in case.cache.values():
+            plane.view(torch.uint8).fill_(0x7F)
+        if way == "write":
+            layer.write(split[1], split[2], case.cache, slots)
+        else:
+            layer.prepare(case.qkv, None, None, None, 0.0, case.cache, slots)
+        for name, bits in wanted.items():
+            plane = case.cache[name] if layout else case.cache[name].transpose(1, 2)
+            assert torch.equal(plane.reshape(-1, *plane.shape[2:])[slots].view(torch.uint8), bits), (way, name)
+    assert torch.equal(case.q, split[0]), "queries are not divided"
+
+
+@LAYOUTS
 @pytest.mark.parametrize("block", [5, 16, 64])
 def test_gather_lays_sequences_one_after_another(layout: int, block: int) -> None:
     shape = Shape([1, 20, 40], [70, 33, 90], layout=layout, block=block, size=24, dtype="float16")

@@ -21,8 +21,8 @@ from jackfield.interfaces.moe import ExpertMatrices
 from jackfield.layers.functional import quantize_rows
 from jackfield_moe.layouts import matrix_of
 from jackfield_moe.triton_experts import TritonExperts
-from jackfield_moe.triton_launch import run_experts, sort_pairs
-from jackfield_moe.triton_plan import Launch, default_launch
+from jackfield_moe.triton_launch import few_experts, run_experts, sort_pairs
+from jackfield_moe.triton_plan import FEW_ROWS, FewLaunch, Launch, default_launch, few_launch
 
 SMALL = Launch(16, 32, 32, 1, 4, 2)
 SHARED_LIMIT = 227 * 1024
@@ -111,7 +111,10 @@ def run(
     if options.get("narrow"):
         given = quantize_rows(x)
         x = given.values.to(torch.float32) * given.scales.unsqueeze(1)
-    found = run_experts(request, launches, given, up, down, weights, experts, dtype, request.activation)
+    if options.get("few"):
+        found = few_experts(request, FewLaunch(8, 32, 16, 16), x, up, down, weights, experts, request.activation)
+    else:
+        found = run_experts(request, launches, given, up, down, weights, experts, dtype, request.activation)
     wanted = naive(request, x, up, down, weights, experts)
     assert found.dtype == dtype
     return float((found.double() - wanted).norm() / wanted.norm())
@@ -127,10 +130,14 @@ def plain(request: ExpertsRequest) -> tuple[ExpertMatrices, ExpertMatrices]:
     return up, down
 
 
+FEW = pytest.mark.parametrize("few", [False, True], ids=["sorted", "few"])
+
+
+@FEW
 @pytest.mark.parametrize("kind", ["random", "few", "one"])
 @pytest.mark.parametrize("rows", [1, 3, 17, 40])
-def test_rows_go_to_their_experts(rows: int, kind: str) -> None:
-    assert run(BASE, rows, *plain(BASE), kind) < BOUNDS[torch.float32]
+def test_rows_go_to_their_experts(rows: int, kind: str, few: bool) -> None:
+    assert run(BASE, rows, *plain(BASE), kind, few=few) < BOUNDS[torch.float32]
 
 
 def test_a_narrow_type() -> None:
@@ -139,36 +146,51 @@ def test_a_narrow_type() -> None:
     assert run(request, 9, *plain(request)) < 2 * BOUNDS[torch.float16]
 
 
+@FEW
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2", "relu"])
-def test_activations(activation: str, gated: bool) -> None:
+def test_activations(activation: str, gated: bool, few: bool) -> None:
     request = replace(BASE, activation=activation, gated=gated)
-    assert run(request, 6, *plain(request)) < BOUNDS[torch.float32]
+    assert run(request, 6, *plain(request), few=few) < BOUNDS[torch.float32]
 
 
-def test_the_clamped_activation_with_biases() -> None:
+@FEW
+def test_the_clamped_activation_with_biases(few: bool) -> None:
     request = replace(BASE, activation="swiglu_oai", needs=frozenset({"bias"}), alpha=1.5, limit=2.0)
-    assert run(request, 7, *plain(request)) < BOUNDS[torch.float32]
+    assert run(request, 7, *plain(request), few=few) < BOUNDS[torch.float32]
 
 
+@FEW
 @pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (33, 17), (64, 96)])
-def test_odd_sizes(hidden: int, inner: int) -> None:
+def test_odd_sizes(hidden: int, inner: int, few: bool) -> None:
     request = replace(BASE, hidden_size=hidden, intermediate_size=inner)
-    assert run(request, 5, *plain(request)) < BOUNDS[torch.float32]
+    assert run(request, 5, *plain(request), few=few) < BOUNDS[torch.float32]
 
 
-def test_pairs_without_an_expert_add_nothing() -> None:
-    request = replace(BASE, needs=frozenset({"partial"}))
+@FEW
+@pytest.mark.parametrize("bias", [False, True])
+def test_pairs_without_an_expert_add_nothing(few: bool, bias: bool) -> None:
+    request = replace(BASE, needs=frozenset({"partial", *(["bias"] if bias else [])}))
     experts = choices(9, request)
     experts[::2, 0] = -1
     experts[4] = -1
-    assert run(request, 9, *plain(request), experts=experts) < BOUNDS[torch.float32]
+    assert run(request, 9, *plain(request), experts=experts, few=few) < BOUNDS[torch.float32]
 
 
 @pytest.mark.parametrize("swizzle", [1, 3])
 def test_tiles_of_other_sizes_for_both_products(swizzle: int) -> None:
     launches = (Launch(16, 16, 16, swizzle, 4, 2), Launch(32, 64, 32, swizzle, 4, 2))
     assert run(BASE, 50, *plain(BASE), launches=launches) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("layout", ["dense", "fp8"])
+@pytest.mark.parametrize("hidden", [64, 48])
+def test_weights_by_the_copy_engine(layout: str, hidden: int) -> None:
+    """Tiles that stick out of an expert's rows read its neighbour's, which nothing is made of."""
+    request = replace(BASE, kind=layout, hidden_size=hidden, intermediate_size=40)
+    launch = Launch(16, 32, 16, 1, 4, 2, tma=True)
+    up, down = stored(layout, 80, hidden, 10), stored(layout, hidden, 40, 20)
+    assert run(request, 21, up, down, launches=(launch, replace(launch, depth=8))) < BOUNDS[torch.float32]
 
 
 LAYOUTS: list[tuple[str, dict[str, Any]]] = [
@@ -183,12 +205,13 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@FEW
 @pytest.mark.parametrize(("layout", "how"), LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_layouts(layout: str, how: dict[str, Any], dtype: str) -> None:
+def test_layouts(layout: str, how: dict[str, Any], dtype: str, few: bool) -> None:
     request = replace(BASE, kind=layout, hidden_size=64, intermediate_size=32, dtype=dtype)
     up, down = stored(layout, 64, 64, 10, **how), stored(layout, 64, 32, 20, **how)
-    assert run(request, 7, up, down) < 2 * BOUNDS[getattr(torch, dtype)]
+    assert run(request, 7, up, down, few=few) < 2 * BOUNDS[getattr(torch, dtype)]
 
 
 def test_eight_bits_on_both_sides() -> None:
@@ -198,7 +221,7 @@ def test_eight_bits_on_both_sides() -> None:
     assert run(request, 7, up, down, narrow=True) < 0.04
 
 
-@pytest.mark.parametrize(("rows", "tile"), [(1, 16), (5, 16), (100, 16), (100, 64), (3000, 32)])
+@pytest.mark.parametrize(("rows", "tile"), [(1, 16), (5, 16), (100, 16), (100, 64), (3000, 32), (7000, 64)])
 def test_sorting(rows: int, tile: int) -> None:
     experts = choices(rows, BASE)
     experts[rows // 2] = -1
@@ -212,11 +235,12 @@ def test_sorting(rows: int, tile: int) -> None:
     assert owners == sorted(owners, key=lambda owner: (owner < 0, owner))
 
 
-def test_the_backend_takes_strided_rows_and_none() -> None:
+@pytest.mark.parametrize("rows", [FEW_ROWS, FEW_ROWS + 1])
+def test_the_backend_takes_strided_rows_and_none(rows: int) -> None:
     backend = TritonExperts(BASE)
     up, down = plain(BASE)
-    wide = draw(4, 2 * 48, dtype=torch.float32)
-    weights, experts = draw(4, 2, dtype=torch.float32), choices(4, BASE)
+    wide = draw(rows, 2 * 48, dtype=torch.float32)
+    weights, experts = draw(rows, 2, dtype=torch.float32), choices(rows, BASE)
     for x in (wide[:, ::2], wide[:, :48]):
         found = backend.apply(x, up, down, weights, experts)
         wanted = naive(BASE, x, up, down, weights, experts)
@@ -235,7 +259,9 @@ def compiled() -> list[dict[str, Any]]:
 
 
 def test_launches_compile_and_fit_the_device(compiled: list[dict[str, Any]]) -> None:
-    assert {row["kernel"] for row in compiled} == {"count_kernel", "place_kernel", "experts_kernel", "sum_kernel"}
+    kernels = {"count", "place", "experts", "sum", "few_up", "few_down"}
+    assert {row["kernel"] for row in compiled} == {f"{name}_kernel" for name in kernels}
+    assert all(row["waits"] == 1 and not row["loads_before"] + row["stores_before"] for row in compiled)
     assert [row for row in compiled if row["shared_bytes"] > SHARED_LIMIT or row["spilled_bytes"]] == []
     assert all(row["wgmma"] or row["mma"] for row in compiled if row["kernel"] == "experts_kernel")
 
@@ -262,7 +288,10 @@ def main() -> None:
         x = torch.zeros(rows, 256, dtype=torch.bfloat16)
         given = quantize_rows(x) if narrow else x
         experts, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
-        run_experts(request, (launch, launch), given, up, down, weights, experts, torch.bfloat16, "silu")
+        routed = (weights, experts)
+        run_experts(request, (launch, launch), given, up, down, *routed, torch.bfloat16, "silu", pdl=True)
+        if rows == 1:
+            few_experts(request, few_launch(rows, layout), x, up, down, *routed, "silu", pdl=True)
     sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
 
 

@@ -373,6 +373,61 @@ def _auto_round(packing: str, write: Writer, **others: Any) -> Format:
 
 MX = {"scale_dtype": "torch.uint8"}
 
+
+def ao_typed(writer: Writer) -> Writer:
+    """Return a writer of numbers with scales under torchao's names."""
+
+    def write(weight: torch.Tensor) -> Written:
+        found, meaning = writer(weight)
+        scale = found["weight_scale"].float()
+        scale = scale.reshape(-1, 1) if scale.dim() < 2 else scale
+        return {"_weight_qdata": found["weight"], "_weight_scale": scale}, meaning
+
+    return write
+
+
+def ao_whole(bits: int, group: int, *, prepared: bool = False) -> Writer:
+    """Return a writer of whole numbers in bytes, with a scale and a zero point for each group of inputs."""
+
+    def write(weight: torch.Tensor) -> Written:
+        inputs = weight.shape[1]
+        columns = torch.arange(inputs)
+        values, scale, zero = whole_numbers(weight, bits, columns // (group or inputs), False)
+        half = 1 << (bits - 1)
+        found = {"_weight_qdata": values - half, "_weight_scale": scale, "_weight_zero_point": zero - half}
+        found = {name: tensor.to(torch.float32 if "scale" in name else torch.int8) for name, tensor in found.items()}
+        groups = columns // (group or inputs)
+        meaning = (values.float() - zero.float()[:, groups]) * scale[:, groups]
+        if prepared:
+            found["_weight_act_pre_scale"] = torch.linspace(0.5, 2.0, inputs)
+            meaning = meaning * found["_weight_act_pre_scale"]
+        return found, meaning
+
+    return write
+
+
+def ao_pairs(group: int) -> Writer:
+    """Return a writer of two whole numbers in a byte; scales and what 0 stands for are [groups, outputs]."""
+
+    def write(weight: torch.Tensor) -> Written:
+        groups = torch.arange(weight.shape[1]) // group
+        values, scale, zero = whole_numbers(weight, 4, groups, False)
+        signed, base = values - 8, (8 - zero.float()) * scale
+        found = {
+            "_weight_qdata": pairs(signed & 15).to(torch.uint8).view(torch.int8),
+            "_weight_scale": scale.t().contiguous(),
+            "_weight_zero_point": base.t().contiguous(),
+        }
+        return found, signed.float() * scale[:, groups] + base[:, groups]
+
+    return write
+
+
+def _torchao(kind: str, write: Writer) -> Format:
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": {}, "_version": 2}}}
+    return Format("torchao", config, write)
+
+
 FORMATS: dict[str, Format] = {
     "fp8-tensor": _fp8(fp8("tensor"), activation_scheme="dynamic"),
     "fp8-static": _fp8(fp8("tensor", static=True), activation_scheme="static"),
@@ -429,6 +484,14 @@ FORMATS: dict[str, Format] = {
     "hqq-8": Format("hqq", {"quant_method": "hqq"}, hqq(8, 64)),
     "hqq-3": Format("hqq", {"quant_method": "hqq"}, hqq(3, 64)),
     "hqq-2-columns": Format("hqq", {"quant_method": "hqq"}, hqq(2, 16, axis=0)),
+    "ao-fp8-channel": _torchao("Float8WeightOnlyConfig", ao_typed(fp8("channel"))),
+    "ao-fp8-tensor": _torchao("Float8DynamicActivationFloat8WeightConfig", ao_typed(fp8("tensor"))),
+    "ao-fp8-block": _torchao("Float8DynamicActivationFloat8WeightConfig", ao_typed(fp8((32, 32)))),
+    "ao-int8": _torchao("Int8WeightOnlyConfig", ao_typed(int8)),
+    "ao-int8-zeros": _torchao("IntxWeightOnlyConfig", ao_whole(8, 0)),
+    "ao-int4-bytes": _torchao("IntxWeightOnlyConfig", ao_whole(4, 32)),
+    "ao-int4-prepared": _torchao("IntxWeightOnlyConfig", ao_whole(4, 64, prepared=True)),
+    "ao-int4-pairs": _torchao("Int4WeightOnlyConfig", ao_pairs(32)),
     "hqq-1": Format("hqq", {"quant_method": "hqq"}, hqq(1, 16)),
 }
 """Every format that is read."""

@@ -2,6 +2,7 @@
 transformers.
 """
 
+from jackfield.checkpoint.cache_scales import CacheScales, cache_scales_path, find_cache_scales
 from jackfield.checkpoint.config_reader import JsonConfigReader
 from jackfield.checkpoint.facts import module_facts, read_facts
 from jackfield.checkpoint.formats import LOAD_FORMATS, format_of, reads
@@ -13,11 +14,14 @@ from jackfield.checkpoint.tensors import TensorSource, open_tensors
 
 __all__ = [
     "LOAD_FORMATS",
+    "CacheScales",
     "GenerationDefaults",
     "GgufFile",
     "JsonConfigReader",
     "PoolingDefaults",
     "TensorSource",
+    "cache_scales_path",
+    "find_cache_scales",
     "format_of",
     "generation_defaults",
     "module_facts",

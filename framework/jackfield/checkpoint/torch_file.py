@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from jackfield.checkpoint.binary import corrupt
 from jackfield.checkpoint.safetensors_header import DTYPES, MAX_DIMS
-from jackfield.checkpoint.torch_pickle import PickledTensor, PickleProblem, read_pickle
+from jackfield.checkpoint.torch_pickle import PickledTensor, PickleProblem, WrappedTensor, read_pickle
 from jackfield.interfaces.facts import TensorFacts
 
 TABLE_LIMIT = 32 << 20
@@ -85,13 +85,26 @@ def _records(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
 def _flat(path: Path, table: object) -> Mapping[str, PickledTensor]:
     if not isinstance(table, dict):
         corrupt(path, f"{path.name} holds {type(table).__name__}, no dictionary of tensors", remedy=_CONVERT)
-    others = [str(name) for name, value in table.items() if not isinstance(value, PickledTensor)]
+    others = [str(name) for name, value in table.items() if not isinstance(value, PickledTensor | WrappedTensor)]
     names = [str(name) for name in table if not isinstance(name, str)]
     if others or names:
         listing = ", ".join([*others, *names][:10])
         remedy = "save the dictionary of the model's tensors (model.state_dict()) alone"
         corrupt(path, f"{path.name} holds entries that are no named tensors: {listing}", remedy=remedy)
-    return table
+    flat: dict[str, PickledTensor] = {}
+    for name, tensor in table.items():
+        parts = _parts(name, tensor) if isinstance(tensor, WrappedTensor) else {name: tensor}
+        if twice := flat.keys() & parts.keys():
+            corrupt(path, f"{path.name} holds the tensor '{min(twice)}' twice")
+        flat |= parts
+    return flat
+
+
+def _parts(name: str, tensor: WrappedTensor) -> dict[str, PickledTensor]:
+    """Return what a tensor is made of under the names that safetensors files have for it: ``up._weight_qdata``."""
+    module, _, parameter = name.rpartition(".")
+    start = f"{module}." if module else ""
+    return {f"{start}_{parameter}_{part}": inner for part, inner in tensor.parts.items()}
 
 
 def _facts(

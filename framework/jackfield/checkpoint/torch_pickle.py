@@ -1,10 +1,11 @@
 """Reads the table of tensors that ``torch.save`` writes, without running anything in it.
 
 A pickle is a program. This reads its opcodes and knows only what a dictionary of tensors is made of: numbers, texts,
-lists, tuples, dictionaries, storages and three functions by name, none of which is called. Everything else is refused.
+lists, tuples, dictionaries, storages and a few functions by name, none of which is called. Everything else is refused.
 
 Source: the opcodes that Python's ``pickletools`` documents; ``torch.serialization`` for what they mean: a storage is
-``("storage", type, key, device, numbers)``, a tensor ``_rebuild_tensor_v2(storage, offset, size, stride, ...)``.
+``("storage", type, key, device, numbers)``, a tensor ``_rebuild_tensor_v2(storage, offset, size, stride, ...)``, and a
+tensor that is made of others ``_rebuild_from_type_v2(_rebuild_wrapper_subclass, class, ..., attributes)``.
 """
 
 from __future__ import annotations
@@ -40,12 +41,31 @@ DTYPES = frozenset(
 )
 """Types without a storage class of their own."""
 
+WRAPPERS = ("torchao.",)
+"""Packages whose classes may be named: tensors that are made of others, and settings of theirs, which are left out."""
+NAMED = (
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 9)),
+)
+"""Types that such tensors say of themselves that they are of; they have no storages of these."""
+
 _TENSOR, _TYPED, _PARAMETER = "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter"
+_FROM_TYPE, _WRAPPER = "_rebuild_from_type_v2", "_rebuild_wrapper_subclass"
+_PLACES = ("_get_layout", "device", "Size")
+"""Functions that say how and where a tensor lies."""
 _KNOWN = {
+    **{f"torch {name}": name for name in NAMED},
     **{f"torch {name}": name for name in DTYPES},
     **{f"torch {name}": name for name in STORAGES},
     "torch.storage UntypedStorage": "UntypedStorage",
-    **{f"torch._utils {name}": name for name in (_TENSOR, _TYPED, _PARAMETER)},
+    **{f"torch._utils {name}": name for name in (_TENSOR, _TYPED, _PARAMETER, _WRAPPER)},
+    f"torch._tensor {_FROM_TYPE}": _FROM_TYPE,
+    "torch.serialization _get_layout": "_get_layout",
+    "torch device": "device",
+    "torch Size": "Size",
     "collections OrderedDict": "OrderedDict",
 }
 
@@ -77,6 +97,21 @@ class PickledTensor:
     stride: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WrappedTensor:
+    """A tensor that is made of others: its class, and those by the names it has for them."""
+
+    kind: str
+    parts: Mapping[str, PickledTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Something about a wrapped tensor that is not looked at."""
+
+    kind: str
+
+
 _MARK = object()
 
 
@@ -85,7 +120,7 @@ class PickleProblem(ValueError):
 
 
 def read_pickle(raw: bytes) -> Any:
-    """Return what a pickle describes, tensors as :class:`PickledTensor`.
+    """Return what a pickle describes, tensors as :class:`PickledTensor` and :class:`WrappedTensor`.
 
     Raises:
         PickleProblem: see there.
@@ -152,9 +187,10 @@ class _Machine:
         self._stack.append(self._memo[index])
 
     def _global(self, name: Any) -> None:
-        if name not in _KNOWN:
-            raise PickleProblem(f"it names {str(name).replace(' ', '.')}, which is no part of a tensor")
-        self._stack.append(Name(_KNOWN[name]))
+        path = str(name).replace(" ", ".")
+        if name not in _KNOWN and not path.startswith(WRAPPERS):
+            raise PickleProblem(f"it names {path}, which is no part of a tensor")
+        self._stack.append(Name(_KNOWN.get(name, path)))
 
     def _stack_global(self, _: Any) -> None:
         name, module = self.pop(), self.pop()
@@ -177,8 +213,8 @@ class _Machine:
         self._stack.append(_result(function, arguments))
 
     def _build(self, _: Any) -> None:
-        self.pop()  # attributes of an OrderedDict, such as _metadata, say nothing of tensors
-        if not isinstance(self._top(), dict):
+        self.pop()  # attributes of an OrderedDict, such as _metadata, and of settings say nothing of tensors
+        if not isinstance(self._top(), dict | Settings):
             raise PickleProblem("it sets attributes of something that has none")
 
     def _top(self) -> Any:
@@ -222,6 +258,7 @@ _STEPS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "TUPLE": _Machine._marked_tuple,
     "BINPERSID": _Machine._persistent,
     "REDUCE": _Machine._reduce,
+    "NEWOBJ": _Machine._reduce,
     "BUILD": _Machine._build,
     "APPEND": lambda machine, _: machine._append([machine.pop()]),
     "APPENDS": lambda machine, _: machine._append(machine._since_mark()),
@@ -250,7 +287,24 @@ def _result(function: Any, arguments: Any) -> Any:
             (Storage() as storage, int(offset), tuple(shape), tuple(stride), _, _, Name(name=dtype), *_),
         ) if name == _TYPED and dtype in DTYPES:
             return _tensor(storage, dtype, offset, shape, stride)
+        case Name(name=name), (Name(name=inner), Name(name=kind), tuple(), dict(attributes)) if (
+            name == _FROM_TYPE and inner == _WRAPPER and kind.startswith(WRAPPERS)
+        ):
+            return _wrapped(kind, attributes)
+        case Name(name=name), tuple() if name.startswith(WRAPPERS) or name in _PLACES:
+            return Settings(name)
     raise PickleProblem(f"it calls {getattr(function, 'name', 'a value')} in a way that torch does not")
+
+
+def _wrapped(kind: str, attributes: Mapping[Any, Any]) -> WrappedTensor:
+    """Return a tensor with all that it is made of, parts of parts included."""
+    parts: dict[str, PickledTensor] = {}
+    for name, value in attributes.items():
+        if isinstance(value, PickledTensor):
+            parts[str(name)] = value
+        elif isinstance(value, WrappedTensor):
+            parts |= {f"{name}_{inner}": part for inner, part in value.parts.items()}
+    return WrappedTensor(kind, parts)
 
 
 def _tensor(storage: Storage, dtype: str, offset: int, shape: Any, stride: Any) -> PickledTensor:

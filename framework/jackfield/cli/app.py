@@ -18,6 +18,7 @@ from jackfield.cli import (
     run_batch,
     save_state,
     serve,
+    train_drafter,
     tune,
     version,
 )
@@ -25,6 +26,7 @@ from jackfield.cli.bench import bench_app
 
 COMMANDS_WITH_ENGINE = (
     *("generate", "chat", "serve", "bench latency", "bench throughput", "run-batch", "save-sharded-state", "quantize"),
+    "train-drafter",
     *("explain", "plugins check", "plugins lock", "plugins", "models", "config show", "tune moe"),
 )
 """Commands that take engine flags; longer names first."""
@@ -46,6 +48,7 @@ def build_app(*, with_flags_help: bool = False) -> App:
     app.command(pull.pull, name="pull")
     app.command(save_state.save_sharded_state, name="save-sharded-state", help_epilogue=epilogue)
     app.command(quantize.quantize, name="quantize", help_epilogue=epilogue)
+    app.command(train_drafter.train_drafter, name="train-drafter", help_epilogue=epilogue)
     app.command(explain.explain, name="explain", help_epilogue=epilogue)
     app.command(_plugins_app(epilogue))
     app.command(models.list_models, name="models", help_epilogue=epilogue)

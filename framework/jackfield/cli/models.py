@@ -50,6 +50,17 @@ that transformers fuses at load (experts). Of models with images or sound it run
   `proportional` scaling are done as transformers does them, with one difference. Where frequencies depend on the length
   of a sequence (`dynamic`, `longrope`), the engine takes `max_model_len` for it: keys in the cache cannot be rotated
   anew when a sequence grows. For Phi 3 that means: up to the original length (4096) set `max_model_len` to it.
+- Fourier position embeddings (`use_fope`, or any `fope_*` key of `rope_parameters`): the matrices `cos_coef` and
+  `sin_coef` are read from `model.rotary_emb`, for all heads or for each cache head. Features whose wave completes no
+  turn within `max_position_embeddings` (or is not among the first `num_inv_freq`) have cosine and sine 1, as in
+  training; some engines give them sine 0.
+- Dual-chunk attention (`dual_chunk_attention_config`, Qwen2.5-1M) needs an attention backend with the feature
+  `dual_chunk` (`torch_sdpa`) where texts are longer than a chunk, `chunk_size - local_size` tokens; with
+  `max_model_len` at that or less it is attention as usual, for any backend. Behind `original_max_position_embeddings`
+  tokens, scores have YaRN's factor for as many tokens as the query sees, so that a token's numbers depend on nothing
+  that comes later: prompts that share a beginning share its cache. Sparse prefill (`sparse_attention_config`) is done
+  by no backend here and is refused where texts are longer than its threshold; with `sparse_attention_enabled: false`
+  in `model.hf_overrides` every key is attended to.
 - Linear biases (BLOOM, some Falcons) need an attention backend with the feature `alibi`: `torch_sdpa`.
 - InternLM 2 and 3, EXAONE 3 and MiniCPM have no class in transformers; they are held against models of transformers
   that compute the same (Llama, Granite) with their tensors renamed and fused.

@@ -10,11 +10,20 @@ from cyclopts import Parameter
 from jackfield.cli.flags import EngineFlags
 from jackfield.errors import ConfigError
 
-CALIBRATED = {"gptq": "gptqmodel", "awq": "llmcompressor", "nvfp4": "llmcompressor", "gguf": "llama-cpp-python"}
-"""Formats that other tools write, and where those are."""
+ELSEWHERE = {"awq": "llmcompressor", "nvfp4": "llmcompressor", "gguf": "llama-cpp-python"}
+"""Formats that other tools write, and where those are; asked only for formats that no plugin writes."""
 
 
-def quantize(model: str, *, output: Path, format: str, engine: Annotated[EngineFlags, Parameter(parse=False)]) -> int:
+def quantize(
+    model: str,
+    *,
+    output: Path,
+    format: str,
+    text: Path | None = None,
+    samples: int = 128,
+    sample_length: int = 512,
+    engine: Annotated[EngineFlags, Parameter(parse=False)],
+) -> int:
     """Write a quantized checkpoint of a dense model, and print the folder. The engine, and others, read it as they read
     any model.
 
@@ -25,22 +34,33 @@ def quantize(model: str, *, output: Path, format: str, engine: Annotated[EngineF
     output
         Folder to write; new or empty.
     format
-        Name of a quantization method that converts dense weights (fp8, int8, int4, mxfp8). Its options are those of
-        --plugins.options.NAME.
+        What to write: gptq, or the name of a quantization method that converts dense weights (fp8, int8, int4, mxfp8).
+        Options are those of --plugins.options.NAME.
+    text
+        File with a text such as the model is to read, for formats that look at what layers are given (gptq).
+    samples
+        Most pieces of the text that are read.
+    sample_length
+        Tokens of a piece.
     """
     from jackfield.cli.output import progress_bars
+    from jackfield.registry import Registry
 
-    if format in CALIBRATED:
-        raise ConfigError(
-            f"'{format}' is written by another tool, which looks at texts to do so",
-            field="format",
-            value=format,
-            remedy=f"pip install {CALIBRATED[format]}, and convert the model with it; the engine reads what it writes",
-        )
-    engine.settings["quantization.force"] = format
-    config = engine.config(model)
+    settings = engine.config(model)
     with progress_bars() as progress:
+        from jackfield.engine.calibration import Texts
         from jackfield.engine.quantize import quantize as write
+        from jackfield.engine.quantize import writer_of
 
-        print(write(None, output, config=config, progress=progress))
+        method = writer_of(format, Registry.discover(settings.plugins))
+        if method == format and format in ELSEWHERE:
+            raise ConfigError(
+                f"'{format}' is written by another tool, which looks at texts to do so",
+                field="format",
+                value=format,
+                remedy=f"pip install {ELSEWHERE[format]} and convert the model with it; the engine reads the result",
+            )
+        engine.settings["quantization.force"] = method
+        texts = None if text is None else Texts(text, samples, sample_length)
+        print(write(None, output, config=engine.config(model), progress=progress, texts=texts))
     return 0

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from jackfield.config.base import Section
 from jackfield.config.values import parse_bytes
+from jackfield.interfaces.attention import PROMPT_TOKENS
 
 Positive = Annotated[int, Field(ge=1)]
 ByteCount = Annotated[int, Field(ge=1), BeforeValidator(parse_bytes)]
@@ -116,8 +117,8 @@ class SpeculativeSection(Section):
 
     method: str | None = None
     """Name of the drafter; none when not set."""
-    num_speculative_tokens: Positive | None = None
-    """Drafts in a step."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, lt=PROMPT_TOKENS)] | None = None
+    """Drafts in a step, at most 127."""
     model: str | None = None
     """The draft checkpoint, for drafters that need one."""
     adaptive: bool = True

@@ -187,7 +187,7 @@ def _draft_spec(spec: WorkerSpec, model: DraftModelDecision) -> WorkerSpec:
         quantization_settings=model.quantization_settings,
         experts=model.experts,
         attention=tuple(_choice(decision) for decision in model.attention),
-        load_format="dummy" if spec.load_format == "dummy" else "auto",
+        load_format=model.load_format,
         drafter=None,
         vocabulary=model.vocabulary,
     )

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from jackfield.checkpoint import open_tensors
 from jackfield.config import EngineConfig
 from jackfield.distributed import SingleCommunicator
+from jackfield.engine.calibration import Calibration, Texts
 from jackfield.engine.core import worker_spec
 from jackfield.engine.save_state import check_output, copy_files
 from jackfield.engine.setup import Progress, prepare
@@ -21,6 +22,7 @@ from jackfield.interfaces import Exporter
 from jackfield.interfaces.facts import split_name
 from jackfield.layers.parameters import SchemeWeight
 from jackfield.loader.weights import to_torch
+from jackfield.registry import Registry
 from jackfield.worker.build import WorkerSpec, make_model, weight_map
 
 FILE_BYTES = 5 << 30
@@ -33,6 +35,7 @@ def quantize(
     *,
     config: EngineConfig | None = None,
     progress: Progress | None = None,
+    texts: Texts | None = None,
     **settings: Any,
 ) -> Path:
     """Write the checkpoint that the chosen quantization method makes of a model into a new or empty folder, and return
@@ -40,24 +43,40 @@ def quantize(
 
     Args:
         model, config, settings, progress: as for :class:`jackfield.LLM`; ``quantization.force`` names the method.
-            output: the folder.
+            output: the folder. texts: for methods that look at what matrices are given.
 
     Raises:
-        ConfigError: the folder is not empty, or the method writes no checkpoints. JackfieldError: as for an engine.
+        ConfigError: the folder is not empty, the method writes no checkpoints, or it needs texts and has none, or has
+            some and needs none. JackfieldError: as for an engine.
     """
     prepared = prepare(model, config, settings, skip_tokenizer_init=True, progress=progress)
     folder = Path(output)
     check_output(prepared, folder)
     spec = worker_spec(prepared.resolution)
     exporter = _exporter(spec)
+    check_texts(spec, exporter, texts)
     modules = converted_modules(spec)
+    if not modules:
+        raise ConfigError(
+            "there is no matrix of the model that the method converts",
+            field="quantization.force",
+            value=spec.quantization.name,
+            remedy="look at the method's options: groups that divide no layer's inputs, or names that are no layer's",
+        )
+    calibration = None
+    if texts is not None:
+        calibration = Calibration(prepared.resolution.config, texts, weight_map(spec), progress)
     folder.mkdir(parents=True, exist_ok=True)
     copy_files(spec.facts, folder)
     written = _Files(folder)
+    if calibration is not None:
+        for module, made in _calibrated(calibration, spec, exporter, modules, progress):
+            written.add({f"{module}.{suffix}": tensor for suffix, tensor in made.items()})
     plain = []
     for name, module, tensor in _tensors(spec, progress):
         if module in modules:
-            written.add({f"{module}.{suffix}": made for suffix, made in exporter.tensors(tensor).items()})
+            found = {} if exporter.calibrates else exporter.tensors(tensor)
+            written.add({f"{module}.{suffix}": made for suffix, made in found.items()})
             continue
         written.add({name: tensor})
         if name.endswith(".weight") and tensor.dim() == 2:
@@ -66,6 +85,67 @@ def quantize(
     # Last, so that a folder that was not finished is none that can be read.
     _write_json(folder / "config.json", {**spec.facts.config, "quantization_config": dict(exporter.config(plain))})
     return folder
+
+
+def writer_of(word: str, registry: Registry) -> str:
+    """Return the name of the method that writes a format, or the word itself where it is no format's.
+
+    Raises:
+        ConfigError: several methods write it.
+    """
+    refs = registry.refs("quantization_methods")
+    found = [ref.name for ref in refs if (made := ref.load()) is not None and getattr(made, "writes", "") == word]
+    if len(found) > 1:
+        raise ConfigError(
+            f"several methods write '{word}': {', '.join(found)}",
+            field="format",
+            value=word,
+            remedy="name one of the methods",
+        )
+    return found[0] if found else word
+
+
+def check_texts(spec: WorkerSpec, exporter: Exporter, texts: Texts | None) -> None:
+    """Refuse a writer that looks at texts and has none, and one that has some and would not look.
+
+    Raises:
+        ConfigError: that is so.
+    """
+    name = spec.quantization.writes or spec.quantization.name
+    if exporter.calibrates == (texts is not None):
+        return
+    raise ConfigError(
+        f"'{name}' needs a text to calibrate with" if exporter.calibrates else f"'{name}' looks at no text",
+        field="text",
+        value=None if texts is None else str(texts.file),
+        remedy="name a file with --text" if exporter.calibrates else "leave --text out",
+    )
+
+
+def _calibrated(
+    calibration: Calibration,
+    spec: WorkerSpec,
+    exporter: Exporter,
+    modules: frozenset[str],
+    progress: Progress | None,
+) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+    """Yield the tensors of each module, by suffix, in the model's order."""
+    facts, source = spec.facts.tensors, open_tensors(spec.facts)
+    there = [module for module in modules if f"{module}.weight" in facts]
+    total, done = sum(facts[f"{module}.weight"].nbytes for module in there), 0
+    try:
+        for moments in calibration.stages(there):
+            for module, moments_II in moments.items():
+                name = f"{module}.weight"
+                weight_OI = to_torch(source.get(name), facts[name].dtype).to(moments_II.device)
+                made, meaning_OI = exporter.calibrated(weight_OI, moments_II)
+                calibration.replace(module, meaning_OI)
+                yield module, {suffix: tensor.cpu() for suffix, tensor in made.items()}
+                done += facts[name].nbytes
+                if progress is not None:
+                    progress("calibrating", done, total)
+    finally:
+        calibration.close()
 
 
 def converted_modules(spec: WorkerSpec) -> frozenset[str]:

@@ -67,6 +67,15 @@ def check_output(prepared: Prepared, folder: Path) -> None:
             value=str(path),
             remedy="name the model itself, and leave load_format out",
         )
+    check_empty(folder)
+
+
+def check_empty(folder: Path) -> None:
+    """Refuse folders that hold something.
+
+    Raises:
+        ConfigError: that is so.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             "the output folder is not empty", field="output", value=str(folder), remedy="name a new folder"

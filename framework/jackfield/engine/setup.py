@@ -153,7 +153,9 @@ def _with_vocabulary(resolution: Resolution, tokenizer: Tokenizer) -> Resolution
     own. A draft checkpoint without a tokenizer has the target's.
     """
     drafter = resolution.drafter
-    if drafter is None or drafter.model is None or not has_tokenizer(drafter.model.facts.path):
+    if drafter is None or drafter.model is None or drafter.model.facts.path == resolution.facts.path:
+        return resolution
+    if not has_tokenizer(drafter.model.facts.path):
         return resolution
     facts, size = drafter.model.facts, drafter.model.model_config.vocab_size
     found = ids_in(tokenizer, load_tokenizer(facts.path, facts), size)

@@ -3,6 +3,7 @@ without notice.
 """
 
 from jackfield.interfaces.attention import (
+    MOST_BRANCHES,
     AttentionBackend,
     AttentionEnv,
     AttentionLayer,
@@ -11,12 +12,15 @@ from jackfield.interfaces.attention import (
     EncoderLayer,
     GraphSupport,
     HostLengths,
+    IndexedLatentLayer,
     LatentLayer,
     MetadataBuilder,
     PreparingLayer,
     RecurrentLayer,
     StepLimits,
+    TreeMask,
 )
+from jackfield.interfaces.building import AttentionGroup, BuildContext, ForwardContext
 from jackfield.interfaces.cache import BLOCK, BlockSizes, CacheSpec, Plane, intersect
 from jackfield.interfaces.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from jackfield.interfaces.drafters import (
@@ -29,6 +33,7 @@ from jackfield.interfaces.drafters import (
     DraftOutcome,
     DraftPass,
     Drafts,
+    DraftTree,
     TargetStep,
 )
 from jackfield.interfaces.facts import DeviceFacts, ModelFacts, TensorFacts
@@ -36,10 +41,8 @@ from jackfield.interfaces.families import FAMILIES, HOOK_GROUP, Family
 from jackfield.interfaces.hooks import hookimpl
 from jackfield.interfaces.logits import LogitsEnv, LogitsProcessor, LogitsRequest, LogitsRow, ParamsView
 from jackfield.interfaces.models import (
-    AttentionGroup,
-    BuildContext,
     ConfigReader,
-    ForwardContext,
+    DraftLayers,
     LabelModel,
     ModelArchitecture,
     ModelRequest,
@@ -48,7 +51,15 @@ from jackfield.interfaces.models import (
     TokenVectorModel,
 )
 from jackfield.interfaces.moe import ExpertsBackend, ExpertsRequest, MoEConfig
-from jackfield.interfaces.ops import OPS, QUANTIZING_OPS, SAMPLING_OPS, DrawBatch, OpRequest, OpsProvider
+from jackfield.interfaces.ops import (
+    OPS,
+    QUANTIZING_OPS,
+    ROUTING_OPS,
+    SAMPLING_OPS,
+    DrawBatch,
+    OpRequest,
+    OpsProvider,
+)
 from jackfield.interfaces.platform import (
     Communicator,
     DeviceMemory,
@@ -74,6 +85,14 @@ from jackfield.interfaces.quantization import (
 )
 from jackfield.interfaces.scheduling import RequestView, SchedulingPolicy, SchedulingRequest
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo, even_slice
+from jackfield.interfaces.training import (
+    Agreement,
+    DraftTrainer,
+    TrainedDraft,
+    TrainerEnv,
+    TrainingBatch,
+    TrainingTarget,
+)
 from jackfield.interfaces.views import ConfigView
 from jackfield.interfaces.weights import RowOrder, RowSlice, WeightMap, WeightRule
 
@@ -82,10 +101,13 @@ __all__ = [
     "BLOCK",
     "FAMILIES",
     "HOOK_GROUP",
+    "MOST_BRANCHES",
     "OPS",
     "QUANTIZING_OPS",
+    "ROUTING_OPS",
     "SAMPLING_OPS",
     "ActivationSpec",
+    "Agreement",
     "AttentionBackend",
     "AttentionEnv",
     "AttentionGroup",
@@ -108,9 +130,12 @@ __all__ = [
     "DeviceMemory",
     "DraftBatch",
     "DraftDraw",
+    "DraftLayers",
     "DraftModel",
     "DraftOutcome",
     "DraftPass",
+    "DraftTrainer",
+    "DraftTree",
     "Drafter",
     "DrafterEnv",
     "DrafterRequest",
@@ -125,6 +150,7 @@ __all__ = [
     "GraphApi",
     "GraphSupport",
     "HostLengths",
+    "IndexedLatentLayer",
     "LabelModel",
     "LatentLayer",
     "LayerInfo",
@@ -176,6 +202,11 @@ __all__ = [
     "TextConfig",
     "TextModel",
     "TokenVectorModel",
+    "TrainedDraft",
+    "TrainerEnv",
+    "TrainingBatch",
+    "TrainingTarget",
+    "TreeMask",
     "WeightMap",
     "WeightRule",
     "even_slice",

@@ -37,7 +37,7 @@ KINDS = frozenset(
         "encoder",  # bidirectional, nothing is kept
         "cross",  # over an encoder's output
         "mla",  # multi-head latent attention
-        "mla_sparse",
+        "mla_sparse",  # the same over few tokens, which an indexer chooses
         "mamba1",
         "mamba2",
         "linear",
@@ -59,6 +59,9 @@ FEATURES = frozenset(
         "alibi",
         "tree",  # ancestor masks of draft trees
         "diff_kv",  # key and value head sizes differ
+        "dual_chunk",  # queries come rotated three times, for keys of their own chunk, of the one before, of the others
+        "sparse_prefill",  # long queries attend to the keys that matter most alone
+        "cache_scales",  # the checkpoint's scales of keys and values in 8-bit floats
         "cache_fp8",
         "cache_int8",
         "lse",  # returns log-sum-exp, so that parts can be merged
@@ -76,9 +79,13 @@ class GraphSupport(IntEnum):
     FULL = 3
 
 
+PROMPT_TOKENS = 128
+"""A sequence that brings at least so many new tokens brings a part of its prompt: drafts are never so many."""
+
+
 class HostLengths(Enum):
     """What a metadata builder must know about sequence lengths on the host. Exact lengths cost overlap; the report
-    says so.
+    says so. Of sequences that bring :data:`PROMPT_TOKENS` or more, upper bounds are exact.
     """
 
     NONE = "none"
@@ -145,6 +152,32 @@ class StepLimits:
     max_length: int
 
 
+MOST_BRANCHES = 63
+"""Most drafts of a sequence that may branch in a step: as many as a signed 64-bit number has bits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMask:
+    """What new tokens see where drafts branch: only backends that declare ``tree`` are given steps with one.
+
+    Drafts of a sequence are stored one after another behind its known tokens, parents before children, so that where a
+    token is stored no longer says what comes before it. A token sees what is stored at places of its sequence below
+    ``base``, and at place ``base + i`` where bit i of ``bits`` is set: its ancestors, and itself. Of a token that is no
+    draft ``base`` is its own place plus 1, and no bit is set. ``AttentionStep.positions`` are those of the text: a
+    draft's says how deep it is, and distances and windows are counted by them.
+
+    Args:
+        base: [T] int32. bits: [T] int64. base_host, bits_host: the same on the host. positions_host: [T] int64 the
+            step's positions.
+    """
+
+    base: torch.Tensor
+    bits: torch.Tensor
+    base_host: np.ndarray[Any, Any]
+    bits_host: np.ndarray[Any, Any]
+    positions_host: np.ndarray[Any, Any]
+
+
 @dataclass(slots=True)
 class AttentionStep:
     """What one step looks like to one group of layers.
@@ -163,12 +196,12 @@ class AttentionStep:
         block_table: [B, M] page of each block; entries past a sequence's end name any block, and must not
             be read into results.
         slots: [T] int64 ``page * block_size + offset`` of each new token; a negative slot is not written.
-        positions: [T] int64 position of each new token in its sequence.
+        positions: [T] int64 position of each new token in its sequence: where it is stored, but for ``tree``.
         query_start_host: [B + 1].
         lengths_host: [B] per the builder's ``host_lengths``: None, upper bounds, or exact.
         states: [B, 2] for recurrent layers, else None: the page that holds a sequence's state before the step (-1 when
             it begins here: the state is zero), and the page that takes the state after it. They may be the same.
-        parents: [T] index in the step of each draft token's parent, for trees, or None.
+        tree: where drafts branch, else None.
         causal: False only for the ``encoder`` and ``cross`` kinds.
     """
 
@@ -185,7 +218,7 @@ class AttentionStep:
     query_start_host: np.ndarray[Any, Any]
     lengths_host: np.ndarray[Any, Any] | None
     states: torch.Tensor | None = None
-    parents: torch.Tensor | None = None
+    tree: TreeMask | None = None
     causal: bool = True
 
 
@@ -285,6 +318,49 @@ class LatentLayer(Protocol):
         ...
 
 
+class IndexedLatentLayer(Protocol):
+    """Latent attention to few tokens, chosen for each query by an indexer (DeepSeek-V3.2, arXiv:2512.02556). Beside its
+    latent each token keeps an index key; J index heads share it.
+
+    Of the tokens that a query sees, those ``extra["index_topk"]`` are chosen whose score is largest: the sum over index
+    heads of ``weight * max(0, query . key)``, in float32. Where it sees no more than that, it attends to all. Which of
+    tokens with equal scores are chosen is the backend's choice.
+    """
+
+    def bind(self, kv_up: Any) -> None:
+        """See LatentLayer."""
+        ...
+
+    def write(
+        self, latent_TR: torch.Tensor, rope_TP: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor
+    ) -> None:
+        """See LatentLayer."""
+        ...
+
+    def write_index(self, key_TI: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor) -> None:
+        """Store index keys of new tokens."""
+        ...
+
+    def choose(
+        self, q_TJI: torch.Tensor, weight_TJ: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: Any
+    ) -> Any:
+        """Return what each new token attends to, in a form that :meth:`attend_chosen` of the same backend takes in the
+        same step, whichever layer's it is. ``weight`` is float32; factors on scores are in it.
+        """
+        ...
+
+    def attend_chosen(
+        self,
+        q_THD: torch.Tensor,
+        chosen: Any,
+        cache: Mapping[str, torch.Tensor],
+        metadata: Any,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Attend to the chosen tokens. Writes ``out``."""
+        ...
+
+
 class RecurrentLayer(Protocol):
     """Mixing with a state per sequence (Mamba, linear attention, gated delta rule). ``metadata`` says where the states
     before and after the step lie: ``AttentionStep.states``.
@@ -330,6 +406,8 @@ class AttentionEnv:
         device: where to allocate. settings: the plugin's options.
         sinks: [H] logits of attention sinks of the layer, bound by the model, or None.
         alibi_slopes: [H], or None.
+        k_scale, v_scale: [K] float32, filled when weights are loaded; for requests that need ``cache_scales``, else
+            None. A cache holds keys and values divided by them; of latents, ``k_scale`` is that of the latent.
     """
 
     request: AttentionRequest
@@ -339,6 +417,8 @@ class AttentionEnv:
     settings: Settings = field(default_factory=Settings)
     sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 class AttentionBackend(Plugin):
@@ -368,6 +448,6 @@ class AttentionBackend(Plugin):
     @classmethod
     @abstractmethod
     def layer(cls, env: AttentionEnv, index: int) -> Any:
-        """Return the object for layer ``index``: an AttentionLayer, EncoderLayer, LatentLayer or RecurrentLayer
-        according to the kind.
+        """Return the object for layer ``index``: an AttentionLayer, EncoderLayer, LatentLayer,
+        IndexedLatentLayer or RecurrentLayer according to the kind.
         """

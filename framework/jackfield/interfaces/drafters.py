@@ -8,20 +8,23 @@ slower.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.attention import GraphSupport
-from jackfield.interfaces.models import ForwardContext
-from jackfield.interfaces.plugin import Plugin, Request, Settings
+from jackfield.interfaces.building import ForwardContext
+from jackfield.interfaces.plugin import Option, Plugin, Request, Settings
+from jackfield.interfaces.training import DraftTrainer, TrainerEnv
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-NEEDS = frozenset({"tokens", "last_hidden", "taps", "draft_checkpoint", "draft_cache"})
-"""What a drafter may need of the engine."""
+NEEDS = frozenset({"tokens", "last_hidden", "taps", "draft_checkpoint", "draft_layers", "draft_cache"})
+"""What a drafter may need of the engine. ``draft_layers`` are those of the target's own checkpoint that only draft
+(``ModelArchitecture.draft_layers``): :attr:`DrafterEnv.build` returns them as the draft model.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +104,22 @@ class DraftPass:
     context: ForwardContext
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """What tokens see in a pass of drafts that branch, [T] each: as in :class:`jackfield.interfaces.TreeMask`, on the
+    host. Drafts of earlier passes count as known at the places where they are stored, so that a model with windows or
+    linear biases has no trees.
+
+    Args:
+        base: int32, tokens of the sequence that are all seen. bits: int64, of what is stored behind them. positions:
+            int64, in the text.
+    """
+
+    base: np.ndarray[Any, Any]
+    bits: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+
+
 class DraftModel(Protocol):
     """A draft checkpoint's model, with weights and a cache of its own over the blocks of the target's sequences: there
     is room for the tokens that a step samples and for all drafts behind them.
@@ -108,6 +127,8 @@ class DraftModel(Protocol):
 
     max_length: int
     """Longest sequence that the model was made for."""
+    max_tokens: int
+    """Most tokens of a pass."""
     module: Any
     """The model as its architecture built it, for drafters that bring the architecture."""
 
@@ -128,9 +149,18 @@ class DraftModel(Protocol):
         ...
 
     def begin(
-        self, slots: np.ndarray[Any, Any], starts: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]
+        self,
+        slots: np.ndarray[Any, Any],
+        starts: np.ndarray[Any, Any],
+        counts: np.ndarray[Any, Any],
+        tree: DraftTree | None = None,
     ) -> DraftPass:
-        """Return what a pass over such tokens needs, for drafters that call ``module`` by themselves."""
+        """Return what a pass over such tokens needs, for drafters that call ``module`` by themselves.
+
+        Args:
+            tree: where drafts branch: ``starts`` say where tokens are stored, which is no longer their position; all
+                ``counts`` are the same then.
+        """
         ...
 
     def logits(self, hidden_BE: torch.Tensor) -> torch.Tensor:
@@ -168,9 +198,11 @@ class Drafts:
 
     Args:
         ids: [B, K] token ids; rows are padded with -1 behind their last draft.
-        parents: [B, K] index of each draft's parent in its row (-1: the last token), for trees; None for a chain.
-        probabilities: [B, K, V] the distribution each draft was drawn from, for drafters that draw by themselves; None
-            when drafts are certain (point masses) or came from ``DraftBatch.draw``.
+        parents: [B, K] index of each draft's parent in its row (-1: the last token), where drafts branch: parents come
+            before children; None for chains.
+        probabilities: [B, K, V] the distribution each draft was drawn from, given its parent and the children of it
+            before, for drafters that draw by themselves; None when drafts are certain (point masses) or came from
+            ``DraftBatch.draw``.
     """
 
     ids: Any
@@ -194,7 +226,7 @@ class DrafterEnv:
         request: the request that was decided. max_sequences, max_length: sizes. settings: the plugin's options.
             device: the worker's device.
         target: the target model, for sharing embedding and head. build: returns the draft checkpoint's model, for
-            drafters that need ``draft_checkpoint``.
+            drafters that need ``draft_checkpoint`` or ``draft_layers``.
     """
 
     request: DrafterRequest
@@ -217,13 +249,23 @@ class Drafter(Plugin):
     report says so.
     """
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
-    trees: ClassVar[bool] = False
     taps: Sequence[int] = ()
     """Layers of the target whose residual streams :meth:`follow` is given (``needs`` has ``taps``); set when built."""
     draws: ClassVar[bool] = False
     """Whether drafts are drawn from distributions (``DraftBatch.draw`` or ``Drafts.probabilities``). Which tokens a
     seed gives then depends on the number of drafts, which for requests with seeds is kept steady.
     """
+    trainable: ClassVar[bool] = False
+    """Whether it has a :meth:`trainer`, for ``jackfield train-drafter``."""
+    training_options: ClassVar[Mapping[str, Option]] = {}
+    """What users may set when one is trained, by name."""
+
+    @classmethod
+    def branches(cls, settings: Settings) -> bool:
+        """Return whether drafts may branch (``Drafts.parents``) with these options. Attention must be made for it, and
+        the number of drafts is then that of all branches together, at most :data:`MOST_BRANCHES`.
+        """
+        return False
 
     @classmethod
     def architecture(cls, name: str) -> str:
@@ -236,6 +278,11 @@ class Drafter(Plugin):
     @abstractmethod
     def build(cls, env: DrafterEnv) -> Drafter:
         """Return the drafter of one engine."""
+
+    @classmethod
+    def trainer(cls, env: TrainerEnv) -> DraftTrainer:
+        """Return what trains a draft checkpoint for a target. Random numbers are torch's own, seeded by the caller."""
+        raise NotImplementedError(f"{cls.__name__} is trainable and has no trainer")
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Drafts:

@@ -41,12 +41,12 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("platforms", Platform),
-        Family("models", ModelArchitecture, (1, 4)),
-        Family("quantization_methods", QuantizationMethod, (1, 3)),
-        Family("moe_experts", ExpertsBackend, (1, 1)),
-        Family("attention_backends", AttentionBackend, (1, 1)),
-        Family("ops", OpsProvider, (1, 1)),
-        Family("drafters", Drafter, (1, 1)),
+        Family("models", ModelArchitecture, (1, 5)),
+        Family("quantization_methods", QuantizationMethod, (1, 4)),
+        Family("moe_experts", ExpertsBackend, (1, 2)),
+        Family("attention_backends", AttentionBackend, (1, 2)),
+        Family("ops", OpsProvider, (1, 2)),
+        Family("drafters", Drafter, (1, 2)),
         Family("scheduling_policies", SchedulingPolicy),
         Family("logits_processors", LogitsProcessor),
     )

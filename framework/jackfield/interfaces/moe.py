@@ -229,6 +229,12 @@ class ExpertsBackend(Plugin):
         """
         raise NotImplementedError
 
+    def kernel_rows(self) -> Sequence[int]:
+        """Return numbers of rows that each run kernels of their own: the engine multiplies so many once before the
+        first request, so that no user waits for a compiler.
+        """
+        return ()
+
     @classmethod
     def tune(cls, request: ExpertsRequest, progress: Callable[[str], None]) -> Tuned | None:
         """Measure on this machine's device what is fastest and return it, or None where there is nothing to tune.

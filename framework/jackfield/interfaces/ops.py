@@ -50,6 +50,14 @@ for each row; rows of temperature 0 take the largest logit. Equal logits count i
 may depend on the row's logits, parameters, seed and position, and on nothing else.
 """
 
+ROUTING_OPS: Mapping[str, str] = {
+    "route_experts": "(logits_TX, MoEConfig, bias_X or None) -> (weights_TS float32, experts_TS int64)",
+}
+"""Ops of blocks of experts: which experts a token goes to, for every scoring that ``jackfield.layers.routing.SCORES``
+names. Asked for only where the model has experts. Equal scores go to the lower index; a row's choice may depend on the
+row and on nothing else.
+"""
+
 REGIONS = frozenset({"decode_layer", "decode_step"})
 """Larger pieces that a provider may take over as one persistent kernel."""
 

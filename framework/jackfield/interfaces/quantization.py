@@ -217,19 +217,30 @@ class CacheScheme:
     """Scales of a quantized KV cache that a checkpoint ships.
 
     Args:
-        dtype: storage type of the cache. scale_suffixes: checkpoint suffixes of the key and value scales.
+        dtype: storage type that the checkpoint's configuration names, or ``""``. scale_suffixes: checkpoint suffixes
+            of scales by what they scale: ``k``, ``v``, ``kv`` for both; others (``q``) are known and have no use.
+            more_suffixes: further suffixes, and what they scale.
     """
 
     dtype: str
     scale_suffixes: Mapping[str, str] = field(default_factory=dict)
+    more_suffixes: Mapping[str, str] = field(default_factory=dict)
 
     def is_scale(self, name: str) -> bool:
         """Return whether a checkpoint tensor is one of the scales."""
-        return name.endswith(tuple(f".{suffix}" for suffix in self.scale_suffixes.values()))
+        return bool(self.role(name))
+
+    def role(self, name: str) -> str:
+        """Return what a checkpoint tensor scales, or ``""`` where it is none of the scales."""
+        known = {suffix: role for role, suffix in self.scale_suffixes.items()} | dict(self.more_suffixes)
+        return next((role for suffix, role in known.items() if name.endswith(f".{suffix}")), "")
 
 
 class Exporter:
     """Writes dense matrices as a checkpoint has them that is quantized."""
+
+    calibrates: ClassVar[bool] = False
+    """Whether :meth:`calibrated` is called in place of :meth:`tensors`: it looks at what matrices are given."""
 
     def config(self, plain: Sequence[str]) -> Mapping[str, object]:
         """Return the ``quantization_config`` of the checkpoint; the modules ``plain`` were left as they are."""
@@ -239,11 +250,23 @@ class Exporter:
         """Return the tensors of one module, by suffix."""
         raise NotImplementedError
 
+    def calibrated(
+        self, weight_OI: torch.Tensor, moments_II: torch.Tensor
+    ) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+        """Return the tensors of one module, by suffix, and the matrix [O, I] that they stand for.
+
+        Args:
+            moments_II: the mean product of every two inputs, float32.
+        """
+        raise NotImplementedError
+
 
 class QuantizationMethod(Plugin):
     """One checkpoint format run by one kernel family."""
 
     family: ClassVar[str] = "quantization_methods"
+    writes: ClassVar[str] = ""
+    """Format that its :meth:`exporter` writes, in the user's word, where that is not the method's name."""
 
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> Any:

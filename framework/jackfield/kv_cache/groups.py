@@ -97,7 +97,9 @@ class CacheGroup:
         """Return for each table entry from ``held`` to ``wanted`` whether it gets a page of its own."""
         if self.is_cross:
             return []
-        count = wanted - held
+        count = max(0, wanted - held)
+        if not count:
+            return []
         return [False] * (count - 1) + [True] if self.is_state else [True] * count
 
     @property

@@ -51,7 +51,10 @@ class KVCacheManager:
         self._step_tokens = step_tokens
         self._aligned = caching and any(group.is_state for group in self.groups)
         self.held: npt.NDArray[np.int32] = np.zeros(max_slots, dtype=np.int32)
-        """[slots] entries in each slot's block tables; the same for all groups."""
+        """[slots] entries in each slot's block tables; the same for all groups, but those with states."""
+        self._states: npt.NDArray[np.int32] = np.zeros(max_slots, dtype=np.int32)
+        """[slots] entries in the tables of groups with states."""
+        self._stateful = any(group.is_state for group in self.groups)
         self._tables: list[list[list[int]]] = [[[] for _ in self.groups] for _ in range(max_slots)]
         self._published = [0] * max_slots
         self._freed: list[list[int]] = [[0 for _ in self.groups] for _ in range(max_slots)]
@@ -116,22 +119,33 @@ class KVCacheManager:
                 table[:] = self.pool.allocate(-(-encoder_tokens // self.block_size))
             self._freed[slot][g] = sum(1 for b in blocks if b == NULL_BLOCK)
         self._published[slot] = hit.tokens // self.block_size
-        self.held[slot] = hit.tokens // self.block_size
+        self.held[slot] = self._states[slot] = hit.tokens // self.block_size
 
-    def has_room(self, slot: int, num_tokens: int) -> bool:
+    def short(
+        self, slots: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32], ahead: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.bool_]:
+        """Return [B] whether slots must :meth:`grow` for so many tokens, and so many behind them."""
+        short: npt.NDArray[np.bool_] = (num_tokens + ahead - 1) // self.block_size >= self.held[slots]
+        if self._stateful:
+            short |= (num_tokens - 1) // self.block_size >= self._states[slots]
+        return short
+
+    def has_room(self, slot: int, num_tokens: int, ahead: int = 0) -> bool:
         """Return whether :meth:`grow` would find blocks."""
-        held, wanted = int(self.held[slot]), -(-num_tokens // self.block_size)
-        return sum(sum(group.new_blocks(held, wanted)) for group in self.groups) <= self.pool.num_free
+        return sum(map(sum, self._places(slot, num_tokens, ahead))) <= self.pool.num_free
 
-    def grow(self, slot: int, num_tokens: int) -> list[list[int]] | None:
-        """Extend a slot's tables to hold ``num_tokens`` tokens; returns the new entries per group, or None when there
-        are too few blocks.
+    def _places(self, slot: int, num_tokens: int, ahead: int) -> list[list[bool]]:
+        """Return per group which of the entries that a slot's tables lack get a page of their own."""
+        wanted, states = -(-(num_tokens + ahead) // self.block_size), -(-num_tokens // self.block_size)
+        held, stated = int(self.held[slot]), int(self._states[slot])
+        return [g.new_blocks(stated, states) if g.is_state else g.new_blocks(held, wanted) for g in self.groups]
+
+    def grow(self, slot: int, num_tokens: int, ahead: int = 0) -> list[list[int]] | None:
+        """Extend a slot's tables to hold the ``num_tokens`` tokens that are computed when the next step ends, and
+        ``ahead`` more: those of a draft model, of which there are no states. The state behind a step lies in the block
+        that the step ends in. Returns the new entries per group, or None when there are too few blocks.
         """
-        held = int(self.held[slot])
-        wanted = -(-num_tokens // self.block_size)
-        if wanted <= held:
-            return [[] for _ in self.groups]
-        places = [group.new_blocks(held, wanted) for group in self.groups]
+        places = self._places(slot, num_tokens, ahead)
         if sum(map(sum, places)) > self.pool.num_free:
             return None
         added = []
@@ -140,7 +154,8 @@ class KVCacheManager:
             blocks = [next(fresh) if own else NULL_BLOCK for own in owns]
             table += blocks
             added.append(blocks)
-        self.held[slot] = wanted
+        self.held[slot] = max(self.held[slot], -(-(num_tokens + ahead) // self.block_size))
+        self._states[slot] = max(self._states[slot], -(-num_tokens // self.block_size))
         return added
 
     def cut(self, computed: int, count: int) -> int:
@@ -202,7 +217,7 @@ class KVCacheManager:
             self.pool.release(reversed(table))
             table.clear()
             self._freed[slot][g] = 0
-        self.held[slot] = 0
+        self.held[slot] = self._states[slot] = 0
         self._published[slot] = 0
 
     def table(self, slot: int, group: int) -> Sequence[int]:

@@ -15,6 +15,7 @@ from torch import nn
 from jackfield.interfaces import AttentionGroup, ForwardContext
 from jackfield.layers.norm import HeadNorm, LayerNorm, RmsNorm
 from jackfield.layers.rotary import Rotary
+from jackfield.layers.rotary_fourier import FourierRotary
 
 Norm = RmsNorm | LayerNorm | HeadNorm
 
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         heads: int,
         kv_heads: int,
         ops: Mapping[str, Callable[..., Any]],
-        rotary: Rotary | None,
+        rotary: Rotary | FourierRotary | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
         *,
@@ -51,7 +52,8 @@ class Attention(nn.Module):
         self._rotate = ops["rotary"]
         self._norm_last = norm_last and q_norm is not None
         plain = all(norm is None or isinstance(norm, RmsNorm) for norm in (q_norm, k_norm))
-        self._fused = fused and plain and not self._norm_last
+        shared = not isinstance(rotary, FourierRotary)
+        self._fused = fused and plain and shared and not self._norm_last
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Mix tokens.
@@ -87,10 +89,19 @@ class Attention(nn.Module):
         """Normalize and rotate queries and keys (J = H + K heads) in place."""
         if not self._norm_last:
             self._normalize(qk_TJD)
-        if angles is not None:
+        if angles is not None and angles.dim() == 2:
             self._rotate(qk_TJD, angles)
+        elif angles is not None:
+            self._rotate_heads(qk_TJD, angles)
         if self._norm_last:
             self._normalize(qk_TJD)
+
+    def _rotate_heads(self, qk_TJD: torch.Tensor, angles_TKR: torch.Tensor) -> None:
+        """Rotate each cache head, and the query heads that share it, by angles of its own."""
+        angles = angles_TKR.flatten(0, 1)
+        for part in (qk_TJD[:, : self.heads], qk_TJD[:, self.heads :]):
+            by_head = part.clone(memory_format=torch.contiguous_format).view(len(angles), -1, part.shape[-1])
+            part.copy_(self._rotate(by_head, angles).view(part.shape))
 
     def _normalize(self, qk_TJD: torch.Tensor) -> None:
         if self.q_norm is not None and self.k_norm is not None:

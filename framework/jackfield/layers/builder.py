@@ -28,13 +28,15 @@ from jackfield.interfaces.moe import ExpertsBackend, experts_request
 from jackfield.layers.activation import GatedActivation, PlainActivation
 from jackfield.layers.attention import Attention, EncoderAttention
 from jackfield.layers.composite import Composite
-from jackfield.layers.latent import LatentAttention
+from jackfield.layers.dual_chunk import DualChunkAttention, DualChunkRotary
+from jackfield.layers.latent import IndexedLatentAttention, LatentAttention
 from jackfield.layers.linear import Embedding, Head, Linear, ThenPlain
 from jackfield.layers.moe import Moe
 from jackfield.layers.norm import GatedNorm, HeadNorm, LayerNorm, RmsNorm
-from jackfield.layers.parameters import PlainWeight, ShardedWeight
+from jackfield.layers.parameters import CacheScales, PlainWeight, ShardedWeight
 from jackfield.layers.recurrent import Recurrent
 from jackfield.layers.rotary import Rotary
+from jackfield.layers.rotary_fourier import FourierRotary, kept_waves
 from jackfield.layers.side import SideStream
 
 SchemeOf = Callable[[LayerInfo], LinearScheme | None]
@@ -61,6 +63,7 @@ class BuildPlan:
         ops: chosen op implementations. experts: experts backend class, or None when the model has none.
         weights: where checkpoint tensors go. tensors: facts of the checkpoint's tensors. max_length: longest sequence
             that will be run, or 0 for the longest that the model was made for. batch_invariant: as in LayerInfo.
+        cache_scales: module paths of scales of cached keys and values by layer, where the checkpoint has some.
     """
 
     dtype: torch.dtype
@@ -75,6 +78,7 @@ class BuildPlan:
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     max_length: int = 0
     batch_invariant: bool = False
+    cache_scales: Mapping[int, str] = field(default_factory=dict)
 
 
 class LayerBuilder:
@@ -85,7 +89,8 @@ class LayerBuilder:
         self.dtype, self.device = plan.dtype, plan.device
         self._rank = RankInfo(plan.communicator.rank, plan.communicator.size)
         self._sources, self._facts = _known_of_targets(plan.weights, plan.tensors)
-        self._rotaries: dict[str, Rotary] = {}
+        self._rotaries: dict[str, Rotary | FourierRotary] = {}
+        self._chunked: dict[tuple[int, int, int], DualChunkRotary] = {}
         self._side: SideStream | None = None
 
     def linear(
@@ -97,11 +102,16 @@ class LayerBuilder:
         bias: bool = False,
         parallel: Parallel = Parallel.REPLICATED,
         input_unit: int = 1,
+        quantized: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> Linear:
         """See BuildContext."""
         shards = (OutputShard("", outputs),) if isinstance(outputs, int) else tuple(outputs)
         info = self._info(name, input_size, shards, parallel, "linear", input_unit=input_unit, bias=bias)
-        return Linear(info, self._scheme(info), self._plan.communicator, self.device)
+        if dtype is not None:
+            info = replace(info, dtype=str(dtype).removeprefix("torch."))
+        scheme = self._scheme(info) if quantized else self._plan.plain(info)
+        return Linear(info, scheme, self._plan.communicator, self.device)
 
     def embedding(self, name: str, rows: int, size: int) -> Embedding:
         """See BuildContext."""
@@ -133,13 +143,54 @@ class LayerBuilder:
             return LayerNorm(name, size, eps, dtype, device, offset, weight=weight, bias=bias)
         return RmsNorm(name, size, eps, self._plan.ops, dtype, device, offset, weight=weight)
 
-    def rotary(self, rotary_dim: int, *, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Rotary:
+    def rotary(
+        self,
+        rotary_dim: int,
+        *,
+        theta: float,
+        scaling: Mapping[str, Any] | None,
+        max_position: int,
+        heads: int = 0,
+        reach: int = 0,
+    ) -> Rotary | FourierRotary:
         """See BuildContext."""
-        key = repr((rotary_dim, theta, sorted((scaling or {}).items(), key=lambda item: item[0]), max_position))
+        kind = sorted((scaling or {}).items(), key=lambda item: item[0])
+        key = repr((rotary_dim, theta, kind, max_position, reach))
         if key not in self._rotaries:
             length = self._plan.max_length or max_position
-            self._rotaries[key] = Rotary(rotary_dim, theta, scaling, max_position, self.device, length)
+            self._rotaries[key] = (
+                self._fourier(rotary_dim, theta, scaling, max_position, heads)
+                if scaling and scaling.get("use_fope")
+                else Rotary(rotary_dim, theta, scaling, max_position, self.device, length, reach)
+            )
         return self._rotaries[key]
+
+    def _fourier(
+        self, rotary_dim: int, theta: float, scaling: Mapping[str, Any], max_position: int, heads: int
+    ) -> FourierRotary:
+        """Return the one Fourier embedding of a model: the checkpoint has one set of coefficients."""
+        if not heads or any(isinstance(other, FourierRotary) for other in self._rotaries.values()):
+            raise ConfigError(
+                "the model's layers cannot share one Fourier position embedding",
+                field="rope_scaling.use_fope",
+                value=True,
+                remedy="use a plugin that knows this model's embeddings",
+            )
+        if self._plan.batch_invariant:
+            raise ConfigError(
+                "how a Fourier position embedding is rounded depends on how many tokens a step has",
+                field="model.batch_invariant",
+                value=True,
+                remedy="leave model.batch_invariant out",
+            )
+        waves = kept_waves(rotary_dim, theta, scaling, max_position)
+        shape: tuple[int, ...] = (len(waves), len(waves))
+        shards: tuple[OutputShard, ...] = ()
+        if scaling.get("fope_sep_head"):
+            shape, shards = (heads, *shape), (OutputShard("", heads, may_replicate=True),)
+        shapes = {"cos_coef": shape, "sin_coef": shape}
+        coefficients = self.parameters("rotary", shapes, shards=shards, dtype=torch.float32)
+        return FourierRotary(waves, coefficients, rotary_dim, scaling, max_position, self.device)
 
     def attention(
         self,
@@ -155,12 +206,15 @@ class LayerBuilder:
         """See BuildContext."""
         choice = self._plan.attention[layer]
         heads, kv_heads = self.local_heads(group.num_heads), self.local_kv_heads(group.num_kv_heads)
-        env = self._with_slopes(choice.env, group, heads)
+        scales = self._cache_scales(layer, group)
+        env = _with_scales(self._with_slopes(choice.env, group, heads), scales)
         if sinks is not None:
             env = replace(env, sinks=sinks.weight)
         part = choice.backend.layer(env, layer)
         module = EncoderAttention if group.kind == "encoder" else Attention
-        return module(
+        if "dual_chunk" in env.request.needs:
+            module, rotary = DualChunkAttention, self._by_chunk(rotary, group)
+        made = module(
             layer,
             choice.name,
             group,
@@ -174,14 +228,30 @@ class LayerBuilder:
             norm_last=norm_last,
             fused=choice.backend.prepares,
         )
+        made.add_module("cache_scales", scales)
+        return made
+
+    def _by_chunk(self, rotary: Rotary, group: AttentionGroup) -> DualChunkRotary:
+        """Return the angles of a rotary embedding chunk by chunk; one for all layers, so that a step looks them up
+        once.
+        """
+        chunk, reach = (int(group.extra[name]) for name in ("chunk_length", "chunk_reach"))
+        key = (id(rotary), chunk, reach)
+        if key not in self._chunked:
+            self._chunked[key] = DualChunkRotary(rotary, chunk, reach)
+        return self._chunked[key]
 
     def latent_attention(self, layer: int, group: AttentionGroup, *, kv_up: Any, rotary: Any) -> LatentAttention:
         """See BuildContext."""
         choice = self._plan.attention[layer]
         heads, rope = self.local_heads(group.num_heads), int(group.extra["rope_size"])
         sizes = (group.head_size - rope, rope, group.value_head_size)
-        part = choice.backend.layer(choice.env, layer)
-        return LatentAttention(layer, choice.name, part, kv_up, heads, sizes, rotary, self._plan.ops["rotary"])
+        scales = self._cache_scales(layer, group)
+        part = choice.backend.layer(_with_scales(choice.env, scales), layer)
+        module = IndexedLatentAttention if "index_topk" in group.extra else LatentAttention
+        made = module(layer, choice.name, part, kv_up, heads, sizes, rotary, self._plan.ops["rotary"])
+        made.add_module("cache_scales", scales)
+        return made
 
     def recurrent(self, layer: int) -> Recurrent:
         """See BuildContext."""
@@ -247,7 +317,7 @@ class LayerBuilder:
         backend, group = self._plan.experts.build(request), self._plan.communicator
         if self._side is None:
             self._side = SideStream(self.device)
-        return Moe(name, config, up, down, backend, group, self.device, side=self._side)
+        return Moe(name, config, up, down, backend, group, self.device, ops=self._plan.ops, side=self._side)
 
     def local_heads(self, heads: int) -> int:
         """See BuildContext."""
@@ -271,6 +341,11 @@ class LayerBuilder:
                 remedy=f"use a divisor or a multiple of {heads}",
             )
         return max(1, heads // size)
+
+    def _cache_scales(self, layer: int, group: AttentionGroup) -> CacheScales | None:
+        """Return the module with the checkpoint's scales of a layer's cache, whether they are applied or not."""
+        path = self._plan.cache_scales.get(layer)
+        return None if path is None else CacheScales(path, group.num_kv_heads, self._rank, self.device)
 
     def _with_slopes(self, env: AttentionEnv, group: AttentionGroup, heads: int) -> AttentionEnv:
         """Give the backend this rank's slopes of linear biases, where the layer has some."""
@@ -316,6 +391,13 @@ class LayerBuilder:
         if found is None:
             return self._plan.plain(info)
         return ThenPlain(found, self._plan.plain(info)) if found.becomes_dense else found
+
+
+def _with_scales(env: AttentionEnv, scales: CacheScales | None) -> AttentionEnv:
+    """Give the backend the scales of the layer's cache, where it is to apply some."""
+    if scales is None or "cache_scales" not in env.request.needs:
+        return env
+    return replace(env, k_scale=scales.k_scale, v_scale=scales.v_scale)
 
 
 def _known_of_targets(

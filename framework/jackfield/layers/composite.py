@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from jackfield.interfaces import (
     HostLengths,
     MetadataBuilder,
     StepLimits,
+    TreeMask,
 )
 
 
@@ -105,6 +106,45 @@ class CompositeLayer:
         """See PreparingLayer."""
         self._prefill.prepare(*arguments)
 
+    def bind(self, kv_up: Any) -> None:
+        """See LatentLayer."""
+        self._prefill.bind(kv_up)
+        self._decode.bind(kv_up)
+
+    def write_index(self, key_TI: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor) -> None:
+        """See IndexedLatentLayer: write once."""
+        self._prefill.write_index(key_TI, cache, slots)
+
+    def choose(
+        self,
+        q_TJI: torch.Tensor,
+        weight_TJ: torch.Tensor,
+        cache: Mapping[str, torch.Tensor],
+        metadata: CompositeMetadata,
+    ) -> tuple[Any, Any]:
+        """See IndexedLatentLayer: what the parts chose."""
+        split, decode, prefill = metadata.split, None, None
+        if metadata.decode is not None:
+            decode = self._decode.choose(q_TJI[:split], weight_TJ[:split], cache, metadata.decode)
+        if metadata.prefill is not None:
+            prefill = self._prefill.choose(q_TJI[split:], weight_TJ[split:], cache, metadata.prefill)
+        return decode, prefill
+
+    def attend_chosen(
+        self,
+        q_THD: torch.Tensor,
+        chosen: tuple[Any, Any],
+        cache: Mapping[str, torch.Tensor],
+        metadata: CompositeMetadata,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """See IndexedLatentLayer."""
+        split, (decode, prefill) = metadata.split, chosen
+        if metadata.decode is not None:
+            self._decode.attend_chosen(q_THD[:split], decode, cache, metadata.decode, out_THD[:split])
+        if metadata.prefill is not None:
+            self._prefill.attend_chosen(q_THD[split:], prefill, cache, metadata.prefill, out_THD[split:])
+
     def attend(
         self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: CompositeMetadata, out_THD: torch.Tensor
     ) -> None:
@@ -134,5 +174,10 @@ def cut_step(step: AttentionStep, first: int, last: int) -> AttentionStep:
         query_start_host=step.query_start_host[first : last + 1] - start,
         lengths_host=None if step.lengths_host is None else step.lengths_host[first:last],
         states=None if step.states is None else step.states[first:last],
-        parents=None if step.parents is None else step.parents[start:stop] - start,
+        tree=None if step.tree is None else _cut_tree(step.tree, start, stop),
     )
+
+
+def _cut_tree(tree: TreeMask, start: int, stop: int) -> TreeMask:
+    """Return what the tokens ``start`` to ``stop`` see."""
+    return TreeMask(*(getattr(tree, field.name)[start:stop] for field in fields(tree)))

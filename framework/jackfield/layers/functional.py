@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import QuantizedActivation
+from jackfield.layers.routing import route
 from jackfield.sampling.draw import draw_tokens
 
 
@@ -121,7 +122,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "gelu_and_mul_quant": _gated_quant(gelu_and_mul),
     "gelu_tanh_and_mul_quant": _gated_quant(gelu_tanh_and_mul),
     "draw_tokens": draw_tokens,
+    "route_experts": route,
 }
-"""Every op of :data:`jackfield.interfaces.OPS`, :data:`~jackfield.interfaces.QUANTIZING_OPS` and
-:data:`~jackfield.interfaces.SAMPLING_OPS`.
+"""Every op of :data:`jackfield.interfaces.OPS`, :data:`~jackfield.interfaces.QUANTIZING_OPS`,
+:data:`~jackfield.interfaces.SAMPLING_OPS` and :data:`~jackfield.interfaces.ROUTING_OPS`.
 """

@@ -5,6 +5,7 @@ chosen, E width, F intermediate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from jackfield.interfaces import Communicator, LayerInfo, LinearScheme, MoEConfi
 from jackfield.interfaces.moe import Dispatcher, ExpertMatrices, ExpertsBackend
 from jackfield.layers.dispatch import LocalDispatcher
 from jackfield.layers.parameters import LoadableModule, SchemeWeight
-from jackfield.layers.routing import check_routing, route
+from jackfield.layers.routing import SCORES, check_routing, route
 from jackfield.layers.side import SideStream
 
 __all__ = ["ExpertWeight", "Moe", "route"]
@@ -25,7 +26,8 @@ class Moe(LoadableModule):
 
     Args:
         name: module path. config: of the block. up, down: the matrices' facts and schemes. backend: multiplies.
-        communicator: of ranks that share each expert. device: of the weights. dispatcher: brings tokens to experts.
+        communicator: of ranks that share each expert. device: of the weights. ops: chosen implementations.
+        dispatcher: brings tokens to experts.
         held: place of each expert of this rank, or None for all. side: where shared experts run.
     """
 
@@ -39,6 +41,7 @@ class Moe(LoadableModule):
         communicator: Communicator,
         device: torch.device,
         *,
+        ops: Mapping[str, Callable[..., Any]],
         dispatcher: Dispatcher | None = None,
         held: Mapping[int, int] | None = None,
         side: SideStream | None = None,
@@ -50,6 +53,8 @@ class Moe(LoadableModule):
         self.down = ExpertWeight(*down, device, held)
         for weight in (self.gate_up, self.down):
             _check_layout(weight, backend)
+        published = config.route is None and config.scoring in SCORES
+        self._route = ops["route_experts"] if published else route
         self._backend = backend
         self._communicator = communicator
         self._dispatcher = dispatcher or LocalDispatcher()
@@ -64,10 +69,21 @@ class Moe(LoadableModule):
     ) -> torch.Tensor:
         """Return [T, E]; ``bias_X`` acts on the choice alone, ``shared`` is added."""
         if shared is None:
-            return self._routed(x_TE, *route(logits_TX, self.config, bias_X))
+            return self._routed(x_TE, *self._route(logits_TX, self.config, bias_X))
         added = self._side.start(shared, x_TE)
-        out_TE = self._routed(x_TE, *route(logits_TX, self.config, bias_X))
+        out_TE = self._routed(x_TE, *self._route(logits_TX, self.config, bias_X))
         return out_TE.add_(added())
+
+    def warm_up(self, most: int) -> None:
+        """Run every kernel of the backend that a step of at most so many rows may need."""
+        weight, config = self.gate_up.matrices().weight, self.config
+        dtype = getattr(torch, self.gate_up.info.dtype)
+        for rows in sorted({rows for rows in self._backend.kernel_rows() if rows <= most}):
+            x_NE = torch.zeros((rows, config.hidden_size), dtype=dtype, device=weight.device)
+            pairs = torch.arange(rows * config.top_k, device=weight.device) % len(weight)
+            experts_NS = pairs.view(rows, config.top_k)
+            matrices = self.gate_up.matrices(), self.down.matrices()
+            self._backend.apply(x_NE, *matrices, torch.zeros(experts_NS.shape, device=weight.device), experts_NS)
 
     def _routed(self, x_TE: torch.Tensor, weights_TS: torch.Tensor, experts_TS: torch.Tensor) -> torch.Tensor:
         if self.config.zero_experts:

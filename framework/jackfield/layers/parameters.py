@@ -143,6 +143,48 @@ class ShardedWeight(LoadableModule):
         return self.get_parameter(suffix).narrow(0, start, shard.local_size(self._rank))
 
 
+class CacheScales(LoadableModule):
+    """Scales of one layer's cached keys and values: parameters ``k_scale`` and ``v_scale``, [K] float32 of this rank.
+    What the checkpoint does not say is 1.
+
+    Args:
+        name: module path. heads: cache heads, all ranks together.
+    """
+
+    k_scale: torch.Tensor
+    v_scale: torch.Tensor
+
+    def __init__(self, name: str, heads: int, rank: RankInfo, device: torch.device) -> None:
+        super().__init__(name)
+        shard = OutputShard("", heads, may_replicate=True)
+        self._heads, self._mine = heads, slice(*shard.slice(rank))
+        for key in ("k_scale", "v_scale"):
+            ones = torch.ones(shard.local_size(rank), device=device)
+            self.register_parameter(key, nn.Parameter(ones, requires_grad=False))
+
+    def load(self, shard: str, suffix: str, tensor: torch.Tensor) -> bool:
+        """See the base class: one number, or one for each cache head.
+
+        Raises:
+            CheckpointError: a scale is not above 0.
+        """
+        if suffix not in ("k_scale", "v_scale"):
+            return False
+        scale = tensor.detach().float().flatten()
+        if len(scale) not in (1, self._heads):
+            raise self._misfit(suffix, tuple(tensor.shape), f"1 or {self._heads} numbers")
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            raise CheckpointError(
+                "a scale of the cache is not above 0",
+                field=f"{self.path}.{suffix}",
+                value=scale.tolist(),
+                remedy="correct the checkpoint, or remove the scale from it",
+            )
+        whole = scale.expand(self._heads)
+        self._copy(self.get_parameter(suffix), whole[self._mine].to(self.get_parameter(suffix).device), suffix)
+        return True
+
+
 class SchemeWeight(LoadableModule):
     """A module whose weight is stored and applied by a quantization scheme."""
 

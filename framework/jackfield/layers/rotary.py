@@ -20,7 +20,7 @@ class Rotary(nn.Module):
     Args:
         rotary_dim: R. theta: base. scaling: HF's ``rope_scaling`` object, or None. max_position: longest sequence the
             model was made for. device: of the table. length: longest sequence that will be run; see
-            :func:`scaled_frequencies`.
+            :func:`scaled_frequencies`. reach: positions that are looked up, where those are not all.
 
     Raises:
         ConfigError: the scaling is unknown or incomplete.
@@ -37,10 +37,11 @@ class Rotary(nn.Module):
         max_position: int,
         device: torch.device,
         length: int = 0,
+        reach: int = 0,
     ) -> None:
         super().__init__()
         frequencies = scaled_frequencies(rotary_dim, theta, scaling, max_position, length)
-        positions = torch.arange(max(max_position, length), dtype=torch.float32)
+        positions = torch.arange(reach or max(max_position, length), dtype=torch.float32)
         angles = torch.outer(positions, frequencies)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(scaling, max_position)
         self.register_buffer("table_PR", table.to(device), persistent=False)

@@ -34,6 +34,10 @@ PHASE_FEATURES: Mapping[str, frozenset[str]] = {
     "prefill": frozenset({"prefill", "chunked_prefill"}),
     "decode": frozenset({"decode"}),
 }
+SCALED_TYPES = frozenset({"float8_e4m3fn", "float8_e5m2"})
+"""Storage types that scales of a checkpoint are for: the others have scales of their own, token by token."""
+SOFTMAX_KINDS = frozenset({"full", "sliding", "chunked_local", "encoder", "cross"})
+"""Kinds whose values have heads as keys have; elsewhere they are of another size by nature."""
 COMPONENTS = ("target", "drafter")
 """Who has attention of its own; encoders join when they bring layers."""
 
@@ -44,25 +48,26 @@ def decide_attention(
     model_config: TextConfig,
     device: DeviceFacts,
     dtype: str,
+    scaled: frozenset[int] = frozenset(),
 ) -> tuple[AttentionDecision, ...]:
     """Return one decision for each bucket of layers that are alike and about which the user said the same. Words on the
-    drafter's layers are its component's, and those without a component; storage types by layer are the target's.
+    drafter's layers are its component's, and those without a component; storage types by layer are the target's. Of the
+    layers ``scaled`` the checkpoint has scales for a cache of 8-bit floats.
     """
     groups, component = architecture.attention_groups(model_config), bench.component
     if component == "target":
-        drafting = bench.config.speculative.model is not None
-        _check_words(
-            bench.config.attention, groups, model_config.num_layers, COMPONENTS if drafting else COMPONENTS[:1]
-        )
+        components = COMPONENTS if bench.drafting else COMPONENTS[:1]
+        _check_words(bench.config.attention, groups, model_config.num_layers, components)
         _check_layers("cache.layer_dtypes", bench.config.cache.layer_dtypes, model_config.num_layers)
     cache = bench.config.cache
+    longest = bench.config.model.max_model_len or model_config.max_position
     made = []
     for group in groups:
         request = AttentionRequest(
             component=component,
             subject=group.name,
             kind=group.kind,
-            needs=group.features | ({"softcap"} if group.softcap else frozenset()),
+            needs=_needs(bench, group) | _long_needs(bench, group, longest),
             dtype=dtype,
             device=device,
             layers=group.layers,
@@ -81,11 +86,31 @@ def decide_attention(
         buckets = _buckets(bench.config, group, dtype, component)
         for number, (layers, words, stored) in enumerate(buckets):
             name = group.name if len(buckets) == 1 else f"{group.name}.{number}"
-            asked = replace(request, subject=name, layers=layers, cache_dtype=stored)
+            needs = request.needs | ({"cache_scales"} if stored in SCALED_TYPES and scaled & {*layers} else frozenset())
+            asked = replace(request, subject=name, layers=layers, cache_dtype=stored, needs=needs)
+            asked = bench.asked("attention_backends", asked)
             made.append(_decide_bucket(bench, asked, words))
     if component != "target":
         return tuple(replace(decision, name=f"{component}.{decision.name}") for decision in made)
     return tuple(made)
+
+
+def _needs(bench: Bench, group: AttentionGroup) -> frozenset[str]:
+    """Return what a group needs, whatever the length of texts."""
+    unlike = group.kind in SOFTMAX_KINDS and group.value_head_size not in (0, group.head_size)
+    there = {"softcap": bool(group.softcap), "diff_kv": unlike, "tree": bench.branches}
+    return group.features | {name for name, is_there in there.items() if is_there}
+
+
+def _long_needs(bench: Bench, group: AttentionGroup, longest: int) -> frozenset[str]:
+    """Return what a group needs because texts may be that long; the report says what shorter ones would save."""
+    needed = {name: limit for name, limit in group.long_features.items() if longest > limit}
+    if needed and not bench.config.is_user_set("model.max_model_len"):
+        bench.notes.append(
+            f"attention '{group.name}' needs {', '.join(sorted(needed))} for texts of up to {longest} tokens; with "
+            f"max_model_len at {min(needed.values())} or less more backends would fit"
+        )
+    return frozenset(needed)
 
 
 Words = tuple[ResolvedSelection, ...]

@@ -6,9 +6,9 @@ Pure: it reads facts, asks plugins, and returns a frozen :class:`Resolution`. No
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from jackfield.checkpoint import JsonConfigReader, format_of, overridden, pooling_defaults, reads
 from jackfield.config import EngineConfig
@@ -17,10 +17,9 @@ from jackfield.errors import ConfigError, did_you_mean
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    ROUTING_OPS,
     SAMPLING_OPS,
     DeviceFacts,
-    Drafter,
-    DrafterRequest,
     ExpertsBackend,
     ExpertsRequest,
     ModelArchitecture,
@@ -30,7 +29,6 @@ from jackfield.interfaces import (
     OpsProvider,
     Platform,
     PlatformRequest,
-    Plugin,
     QuantizationMethod,
     QuantizationRequest,
     Reason,
@@ -39,9 +37,18 @@ from jackfield.interfaces import (
     TextConfig,
 )
 from jackfield.interfaces.moe import experts_request
-from jackfield.oracle.attention import decide_attention
 from jackfield.oracle.counterfactual import Counterfactual
 from jackfield.oracle.decide import decide, guard_fallback, mark_states
+from jackfield.oracle.drafting import (
+    DEFAULT_DRAFTS,
+    check_draft_layers,
+    decide_drafter,
+    draft_config,
+    drafter_request,
+    left_for_drafts,
+    look_ahead,
+    settle_branches,
+)
 from jackfield.oracle.judge import probe_reasons
 from jackfield.oracle.reconcile import reconcile
 from jackfield.oracle.report import DecisionReport, ProposalOutcome
@@ -52,15 +59,17 @@ from jackfield.oracle.resolution import (
     OpDecision,
     Resolution,
 )
+from jackfield.oracle.scales import attention_of
 from jackfield.oracle.verdict import Decision
 from jackfield.registry import PluginState, Registry
 
 BATCH_INVARIANT = "batch_invariant"
 """Feature of plugins whose results for a row do not depend on other rows, nor on how many there are."""
+ROW_OPS = frozenset({*SAMPLING_OPS, *ROUTING_OPS})
+"""What these return for a row never depends on others, whoever provides them."""
 INVARIANT_FAMILIES = frozenset({"attention_backends", "quantization_methods", "moe_experts", "ops"})
 """Families whose plugins compute hidden states. Sampling ops work row by row in any case."""
-DEFAULT_DRAFTS = 4
-"""Drafts per step when the user names a drafter and no number."""
+Asked = TypeVar("Asked", bound=Request)
 
 
 class Bench:
@@ -75,6 +84,18 @@ class Bench:
         self.counterfactuals: list[Counterfactual] = []
         self.component = "target"
         """Who everything is decided for."""
+        self.branches = False
+        """Whether drafts may branch, so that attention must be made for it."""
+        self.drafting = False
+        """Whether a draft model may have attention of its own."""
+
+    def asked(self, family: str, request: Asked) -> Asked:
+        """Return the request as it is decided: whoever keeps it, to build from, keeps this one."""
+        if request.component != self.component:
+            request = replace(request, component=self.component)
+        if self.config.model.batch_invariant and family in INVARIANT_FAMILIES and request.kind not in ROW_OPS:
+            request = replace(request, needs=request.needs | {BATCH_INVARIANT})
+        return request
 
     def decide(
         self,
@@ -87,14 +108,10 @@ class Bench:
         keep: bool = True,
     ) -> Decision:
         """Decide one request and, with ``keep``, put it into the report."""
-        if request.component != self.component:
-            request = replace(request, component=self.component)
-        if self.config.model.batch_invariant and family in INVARIANT_FAMILIES and request.kind not in SAMPLING_OPS:
-            request = replace(request, needs=request.needs | {BATCH_INVARIANT})
         decision = decide(
             self.registry,
             family,
-            request,
+            self.asked(family, request),
             selection,
             field=field,
             extra=extra,
@@ -127,9 +144,13 @@ def resolve(
     quantization, plain, options = _quantization(bench, facts, device, dtype)
     layout = quantization.experts_layout(quantization.spec_of(facts.quantization_config, options))
     experts = _experts(bench, architecture, model_config, device, dtype, layout)
-    attention = decide_attention(bench, architecture, model_config, device, dtype)
-    ops = _ops(bench, device, dtype, quantizing="quantized_activations" in quantization.features)
+    look_ahead(bench, facts, architecture, model_config, device, draft_facts)
+    attention = attention_of(bench, facts, architecture, model_config, quantization, device, dtype)
+    published = [*OPS, *SAMPLING_OPS, *(QUANTIZING_OPS if "quantized_activations" in quantization.features else ())]
+    ops = _ops(bench, published if experts is None else [*published, *ROUTING_OPS], device, dtype)
     drafter = _drafter(bench, facts, architecture, model_config, device, dtype, draft_facts)
+    if experts is None and drafter is not None and drafter.model is not None and drafter.model.experts is not None:
+        ops |= _ops(bench, list(ROUTING_OPS), device, dtype)
     policy = choose_policy(bench)
     processors = choose_processors(bench, model_config, device)
     drafting = drafter.model.attention if drafter is not None and drafter.model is not None else ()
@@ -175,7 +196,7 @@ def _refuse_idle_words(config: EngineConfig, facts: ModelFacts) -> None:
     Attention is asked layer by layer and checks its own words.
     """
     kinds: dict[str, set[str]] = {
-        "ops": {*OPS, *QUANTIZING_OPS},
+        "ops": {*OPS, *QUANTIZING_OPS, *ROW_OPS},
         "quantization": {facts.quantization},
         "moe": {"dense"},
     }
@@ -317,12 +338,6 @@ def _quantization(
     decision = bench.decide("quantization_methods", request, word, "quantization")
     method = cast(type[QuantizationMethod], decision.plugin)
     options = bench.registry.settings(decision.ref)
-    cache = method.cache_scheme(method.parse(facts.quantization_config))
-    if cache is not None and (scales := [name for name in facts.tensors if cache.is_scale(name)]):
-        bench.notes.append(
-            f"{len(scales)} scales of a quantized cache in the checkpoint ({scales[0]}, ...) are not applied: "
-            "caches in few bits compute their own, token by token"
-        )
     if not facts.quantization and not method.opt_in:
         return method, method, options
     left = replace(request, subject="layers left alone", kind="", storage_dtypes=frozenset())
@@ -362,10 +377,10 @@ def _experts(
     return cast(type[ExpertsBackend], decision.plugin)
 
 
-def _ops(bench: Bench, device: DeviceFacts, dtype: str, *, quantizing: bool) -> dict[str, OpDecision]:
+def _ops(bench: Bench, names: Sequence[str], device: DeviceFacts, dtype: str) -> dict[str, OpDecision]:
     chosen = {}
-    for op in (*OPS, *SAMPLING_OPS, *(QUANTIZING_OPS if quantizing else ())):
-        request = OpRequest(subject=op, kind=op, dtype=dtype, device=device)
+    for op in names:
+        request = bench.asked("ops", OpRequest(subject=op, kind=op, dtype=dtype, device=device))
         decision = bench.decide("ops", request, bench.config.ops.resolve(kind=op), "ops")
         provider = cast(type[OpsProvider], decision.plugin)
         chosen[op] = OpDecision(provider, request, bench.registry.settings(decision.ref))
@@ -384,26 +399,9 @@ def _drafter(
     wish = bench.config.speculative
     if wish.method is None:
         return None
-    count = wish.num_speculative_tokens or DEFAULT_DRAFTS
-    request = DrafterRequest(
-        subject=wish.method,
-        kind=wish.method,
-        device=device,
-        num_tokens=count,
-        target_architecture=facts.architecture,
-        vocab_size=model_config.vocab_size,
-        target_layers=model_config.num_layers,
-        hidden_size=model_config.hidden_size,
-        offers=frozenset(
-            {"tokens", "draft_cache", "last_hidden"}
-            | ({"taps"} if "taps" in architecture.features else set())
-            | ({"draft_checkpoint"} if draft_facts else set())
-        ),
-        model=wish.model or "",
-    )
-    word = replace_force(bench.config.drafter.resolve(), "method")
-    decision = bench.decide("drafters", request, word, "speculative", need_reasons)
-    drafter = cast(type[Drafter], decision.plugin)
+    request = drafter_request(bench, facts, architecture, model_config, device, draft_facts)
+    count = request.num_tokens
+    drafter, settings = decide_drafter(bench, request, keep=True)
     if wish.model is not None and "draft_checkpoint" not in drafter.needs:
         raise ConfigError(
             f"drafter {drafter.name} needs no draft model",
@@ -420,33 +418,35 @@ def _drafter(
                 value=bench.config.get(field),
                 remedy=f"leave {field} out, or name a drafter with a model",
             )
+    if drafter.branches(settings):
+        settle_branches(bench, drafter, count)
     if drafter.placement == "host":
         bench.notes.append(f"drafter {drafter.name} runs on the host: steps do not overlap")
     bench.config = bench.config.with_derived(
         {"speculative.num_speculative_tokens": count}, f"default of {DEFAULT_DRAFTS} drafts"
     )
-    if draft_facts is not None:
+    own = "draft_layers" in drafter.needs
+    if own:
+        draft_facts = left_for_drafts(facts, architecture, model_config)
+    elif draft_facts is not None:
         draft_facts = replace(draft_facts, architecture=drafter.architecture(draft_facts.architecture))
-    model = None if draft_facts is None else _draft_model(bench, draft_facts, device, dtype)
-    return DrafterDecision(drafter, request, bench.registry.settings(decision.ref), model)
+    model = None if draft_facts is None else _draft_model(bench, draft_facts, device, dtype, own=own)
+    return DrafterDecision(drafter, request, settings, model)
 
 
-def _draft_model(bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: str) -> DraftModelDecision:
-    """Decide who runs a draft checkpoint: as for a model of its own, of the target's type. What the user said on how to
-    read, build and quantize a model is about the target.
+def _draft_model(bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: str, *, own: bool) -> DraftModelDecision:
+    """Decide who runs a draft checkpoint: as for a model of its own, of the target's type. ``own``: it is part of the
+    target's.
     """
-    config = bench.config
-    own = type(config.model).model_validate(
-        {"model": facts.path, "dtype": dtype, "batch_invariant": config.model.batch_invariant}
-    )
-    plain = {"model": own, "quantization": type(config.quantization)(), "moe": type(config.moe)()}
-    inner = Bench(config.model_copy(update=plain), bench.registry)
-    inner.component = "drafter"
+    inner = Bench(draft_config(bench.config, facts.path, dtype, own=own), bench.registry)
+    inner.component, inner.branches = "drafter", bench.branches
     architecture, model_config = _model(inner, facts)
+    if own:
+        check_draft_layers(bench.config, facts, architecture, model_config)
     quantization, left, options = _quantization(inner, facts, device, dtype)
     layout = quantization.experts_layout(quantization.spec_of(facts.quantization_config, options))
     experts = _experts(inner, architecture, model_config, device, dtype, layout)
-    attention = decide_attention(inner, architecture, model_config, device, dtype)
+    attention = attention_of(inner, facts, architecture, model_config, quantization, device, dtype)
     bench.decisions += inner.decisions
     bench.counterfactuals += inner.counterfactuals
     bench.notes += inner.notes
@@ -461,17 +461,8 @@ def _draft_model(bench: Bench, facts: ModelFacts, device: DeviceFacts, dtype: st
         attention=attention,
         experts=experts,
         quantization_settings=options,
+        load_format=inner.config.model.load_format,
     )
-
-
-def need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:
-    """Return reasons against a drafter that needs what the engine of the request does not offer."""
-    lacking = sorted(cast(type[Drafter], plugin).needs - request.offers)
-    remedies = {"draft_checkpoint": "name the draft model in speculative.model"}
-    return [
-        Reason("need", "offers", f"it needs {need}, which this engine does not offer", remedies.get(need, ""))
-        for need in lacking
-    ]
 
 
 def _refuse_unused(bench: Bench, section: str, selection: Selection, why: str) -> None:

@@ -59,7 +59,7 @@ class OpDecision:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftModelDecision:
     """A draft checkpoint and who runs it; fields as in :class:`Resolution`. ``vocabulary`` is the target's id of each
-    of its tokens (int32, -1 where there is none), or None where they are the same.
+    of its tokens (int32, -1 where there is none), or None where they are the same. ``load_format`` is how it is read.
     """
 
     facts: ModelFacts
@@ -72,6 +72,7 @@ class DraftModelDecision:
     experts: type[ExpertsBackend] | None = None
     quantization_settings: Settings = field(default_factory=Settings)
     vocabulary: Any = None
+    load_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ class SchedulerOutput:
         released: slots that were given up since the last plan; told before ``new``.
         blocks: per cache group (slots, index in the block table, block ids): entries to write before the step.
         drafts: [B, K] draft ids verified in this step, -1 behind the last; None without speculation.
-        num_drafts: [B] drafts of each sequence.
+        num_drafts: [B] drafts of each sequence. draft_parents: [B, K] index of each draft's parent among them, -1 for
+            the token before them; None where each follows the one before.
         draft_limits: [B] most drafts to propose for each sequence after this step; None: as many as there may be.
     """
 
@@ -76,6 +77,7 @@ class SchedulerOutput:
     blocks: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)
     drafts: IntArray | None = None
     num_drafts: IntArray | None = None
+    draft_parents: IntArray | None = None
     draft_limits: IntArray | None = None
 
     @property
@@ -100,7 +102,8 @@ class SamplerOutput:
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None.
+    """The result of one step. ``next_drafts`` [R, K] are proposals for the following step, or None; ``next_parents``
+    [R, K] the parents of those that branch, or None.
     ``prompt_logprobs`` are scores of prompt tokens by slot, in order over the steps of a prompt. ``failures`` are slots
     whose requests cannot go on, with the reasons; what was sampled for them counts for nothing. ``pooled`` are results
     of pooling by slot. ``draft_seconds`` is the time that the drafter took.
@@ -109,6 +112,7 @@ class ModelRunnerOutput:
     step_id: int
     sampled: SamplerOutput
     next_drafts: IntArray | None = None
+    next_parents: IntArray | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     failures: dict[int, str] | None = None
     pooled: dict[int, PooledResult] | None = None

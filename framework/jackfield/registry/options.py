@@ -9,8 +9,10 @@ from jackfield.errors import ConfigError, did_you_mean
 from jackfield.interfaces import Option, Settings
 
 
-def resolve_options(name: str, schema: Mapping[str, Option], user: Mapping[str, Any]) -> Settings:
-    """Return declared defaults overlaid with what the user set.
+def resolve_options(
+    name: str, schema: Mapping[str, Option], user: Mapping[str, Any], *, field: str = "plugins.options.{name}.{key}"
+) -> Settings:
+    """Return declared defaults overlaid with what the user set. ``field`` is how users spell an option.
 
     Raises:
         ConfigError: an option is unknown, or its value has the wrong type or is not among the choices; all offenders
@@ -32,7 +34,7 @@ def resolve_options(name: str, schema: Mapping[str, Option], user: Mapping[str, 
         key = faults[0][0]
         raise ConfigError(
             "; ".join(message for _, message, _ in faults),
-            field=f"plugins.options.{name}.{key}",
+            field=field.format(name=name, key=key),
             value=user[key],
             remedy="; ".join(remedy for _, _, remedy in faults if remedy),
         )

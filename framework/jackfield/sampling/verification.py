@@ -6,6 +6,9 @@ distribution q are kept by what the target's distribution p says of them, one by
 al. 2023, arXiv:2211.17192, algorithm 1; Chen et al. 2023, arXiv:2302.01318) or as a block (Sun et al. 2024,
 arXiv:2403.10444, algorithm 2), which keeps no fewer.
 
+Where drafts branch, the children of the last one that was kept are tried one after another, by what those before them
+left of p (multi-step speculative sampling: Miao et al. 2023, arXiv:2305.09781, algorithm 2).
+
 Legend: R rows, K drafts, V vocabulary.
 """
 
@@ -62,6 +65,60 @@ def keep_drawn(
     # Behind the last draft nothing was drawn; where p and q are the same but for rounding, nothing is left of p.
     whole_R = (kept_R == counts_R) | (left_RV.sum(1) <= 0)
     return kept_R, invert(torch.where(whole_R.unsqueeze(1), p_RV, left_RV), last_u_RK[rows, kept_R])
+
+
+def walk_equal(
+    drafts_RK: torch.Tensor, parents_RK: torch.Tensor, sampled_RN: torch.Tensor, counts_R: torch.Tensor
+) -> torch.Tensor:
+    """Return [R, K] bool, which drafts are kept of those that branch: from the last token on, each is what the target
+    sampled behind the one before.
+
+    Args:
+        sampled_RN: [R, K + 1] what the target samples behind the last token, and behind each draft.
+    """
+    kept_RK = torch.zeros(drafts_RK.shape, dtype=torch.bool, device=drafts_RK.device)
+    last_R = torch.full_like(counts_R, -1)
+    for index in range(drafts_RK.shape[1]):
+        wanted_R = sampled_RN.gather(1, (last_R + 1).unsqueeze(1)).squeeze(1)
+        mine_R = (parents_RK[:, index] == last_R) & (index < counts_R) & (drafts_RK[:, index] == wanted_R)
+        kept_RK[:, index] = mine_R
+        last_R = torch.where(mine_R, index, last_R)
+    return kept_RK
+
+
+def walk_drawn(
+    p_RNV: torch.Tensor,
+    q_RKV: torch.Tensor,
+    drafts_RK: torch.Tensor,
+    parents_RK: torch.Tensor,
+    counts_R: torch.Tensor,
+    u_RK: torch.Tensor,
+    last_u_RN: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return [R, K] bool, which drafts are kept of those that branch, and [R] the token behind the last one kept.
+
+    Args:
+        p_RNV: [R, K + 1, V] what the target draws from behind the last token, and behind each draft. q_RKV: what each
+            draft was drawn from, given its parent and the siblings before it. drafts_RK: int64. counts_R: drafts of
+            each row. u_RK: uniform numbers that drafts are kept by. last_u_RN: [R, K + 1] those that the token behind
+            the kept drafts is drawn by, by how many were kept.
+    """
+    kept_RK = torch.zeros(drafts_RK.shape, dtype=torch.bool, device=drafts_RK.device)
+    last_R, left_RV = torch.full_like(counts_R, -1), p_RNV[:, 0].double()
+    for index in range(drafts_RK.shape[1]):
+        tried_R = (parents_RK[:, index] == last_R) & (index < counts_R)
+        q_RV, token_R1 = q_RKV[:, index].double(), drafts_RK[:, index].clamp(min=0).unsqueeze(1)
+        ratio_R = (left_RV.gather(1, token_R1) / q_RV.gather(1, token_R1)).squeeze(1).nan_to_num_(0.0)
+        kept_R = tried_R & (u_RK[:, index] < ratio_R)
+        rest_RV = (left_RV - q_RV).clamp_min_(0.0)
+        rest_R1 = rest_RV.sum(1, keepdim=True)
+        # Where p and q are the same but for rounding, nothing is left of p.
+        rest_RV = torch.where(rest_R1 > 0, rest_RV / rest_R1, left_RV)
+        left_RV = torch.where((tried_R & ~kept_R).unsqueeze(1), rest_RV, left_RV)
+        left_RV = torch.where(kept_R.unsqueeze(1), p_RNV[:, index + 1].double(), left_RV)
+        kept_RK[:, index] = kept_R
+        last_R = torch.where(kept_R, index, last_R)
+    return kept_RK, invert(left_RV, last_u_RN.gather(1, kept_RK.sum(1, keepdim=True)).squeeze(1))
 
 
 Pair = Callable[[int], tuple[torch.Tensor, torch.Tensor]]

@@ -56,9 +56,9 @@ class PlanDraft:
         self.counts.append(count)
         self.budget -= count
 
-    def note_blocks(self, slot: int, first: int, added: Sequence[list[int]]) -> None:
-        """Note blocks that a slot's tables got, per cache group, from place ``first`` on."""
-        for (slots, places, ids), blocks in zip(self.blocks, added, strict=True):
+    def note_blocks(self, slot: int, firsts: Sequence[int], added: Sequence[list[int]]) -> None:
+        """Note blocks that a slot's tables got, per cache group, from its place in ``firsts`` on."""
+        for (slots, places, ids), first, blocks in zip(self.blocks, firsts, added, strict=True):
             slots += [slot] * len(blocks)
             places += range(first, first + len(blocks))
             ids += blocks

@@ -91,9 +91,14 @@ class Drafting:
         before = self._counters.accepted_per_position or [0] * len(places)
         self._counters.accepted_per_position = [a + b for a, b in zip(before, places, strict=True)]
 
-    def take(self, rows: Ints, alive: Bools, drafts: Ints | None) -> None:
-        """Keep the drafts [R, K] for the next step."""
+    def take(self, rows: Ints, alive: Bools, drafts: Ints | None, parents: Ints | None = None) -> None:
+        """Keep the drafts [R, K] for the next step, and the parents of those that branch."""
         table, slots = self._table, rows[alive]
+        if table.draft_parents is None and parents is not None:
+            table.draft_parents = np.full(table.drafts.shape, -1, dtype=np.int32)
+        if table.draft_parents is not None:
+            chain = np.arange(-1, table.drafts.shape[1] - 1, dtype=np.int32)
+            table.draft_parents[slots] = chain if parents is None else parents[alive]
         if drafts is None:
             table.num_drafts[slots] = 0
             return
@@ -105,6 +110,16 @@ class Drafting:
             # What is computed again leaves a state behind only where nothing can be refused again.
             counts[table.known[slots] - table.computed[slots] > 1] = 0
         table.num_drafts[slots] = counts
+
+    def parents_of(self, slots: Ints, num_drafts: Ints | None) -> Ints | None:
+        """Return [B, K] the parents of a step's drafts, or None where none branch."""
+        parents = self._table.draft_parents
+        if parents is None or num_drafts is None:
+            return None
+        mine = parents[slots]
+        place = np.arange(mine.shape[1])
+        branching = (mine != place - 1) & (place < num_drafts[:, None])
+        return mine if branching.any() else None
 
     def totals(self, slot: int) -> tuple[int, int, int]:
         """Return rounds, drafts verified and drafts kept of a running sequence."""

@@ -163,8 +163,8 @@ class Scheduler:
             planned, counts = running[wants > 0], wants[wants > 0]
         else:
             planned, counts = self._share_budget(running, wants, draft.budget)
-        targets = np.minimum(table.computed[planned] + counts + self.limits.lookahead, self._room)
-        short = (targets - 1) // self.cache.block_size >= self.cache.held[planned]
+        ends = np.minimum(table.computed[planned] + counts, self._room)
+        short = self.cache.short(planned, ends, np.minimum(self.limits.lookahead, self._room - ends))
         if not short.any():
             draft.slots, draft.counts = planned.tolist(), counts.tolist()
             draft.budget -= int(counts.sum())
@@ -173,7 +173,7 @@ class Scheduler:
             if not table.alive[slot]:
                 continue  # preempted for one before it
             drafts = int(table.num_drafts[slot])
-            if grows and 0 < drafts < count and not self.cache.has_room(slot, self._target(slot, count)):
+            if grows and 0 < drafts < count and not self.cache.has_room(slot, *self._target(slot, count)):
                 # Somebody else's place is worth more than drafts.
                 table.num_drafts[slot], count = 0, count - drafts
             if not grows or self._grow(slot, count, draft):
@@ -212,12 +212,12 @@ class Scheduler:
         """Get blocks for ``count`` more tokens, preempting others if needed; False when the slot must wait or was
         preempted itself.
         """
-        target = self._target(slot, count)
-        first = int(self.cache.held[slot])
+        end, ahead = self._target(slot, count)
+        firsts = [len(self.cache.table(slot, g)) for g in range(len(self.cache.groups))]
         while True:
-            added = self.cache.grow(slot, target)
+            added = self.cache.grow(slot, end, ahead)
             if added is not None:
-                draft.note_blocks(slot, first, added)
+                draft.note_blocks(slot, firsts, added)
                 return True
             if self._last_work > self._retired:
                 return False  # what is leaving or in flight is freed soon; empty steps in flight free nothing
@@ -226,9 +226,10 @@ class Scheduler:
             if victim == slot:
                 return False
 
-    def _target(self, slot: int, count: int) -> int:
-        """Return for how many tokens a slot needs room when ``count`` more are computed."""
-        return min(int(self._table.computed[slot]) + count + self.limits.lookahead, self._room)
+    def _target(self, slot: int, count: int) -> tuple[int, int]:
+        """Return for how many tokens a slot needs room when ``count`` more are computed, and how many behind them."""
+        end = min(int(self._table.computed[slot]) + count, self._room)
+        return end, min(self.limits.lookahead, self._room - end)
 
     def _victim(self, draft: PlanDraft) -> int:
         """Return the running slot that goes first: the largest key that is not in the plan already."""
@@ -284,9 +285,9 @@ class Scheduler:
         if sequence.wants_scores:
             sequence.scores = []
         self.cache.admit(slot, hit, encoder)
-        added = self.cache.grow(slot, self._target(slot, count))
+        added = self.cache.grow(slot, *self._target(slot, count))
         assert added is not None, "admission was reserved"
-        draft.note_blocks(slot, 0, [list(self.cache.table(slot, g)) for g in range(len(added))])
+        draft.note_blocks(slot, [0] * len(added), [list(self.cache.table(slot, g)) for g in range(len(added))])
         draft.new.append(sequence.taking(slot, tokens))
         draft.add(slot, count)
         return True
@@ -315,6 +316,7 @@ class Scheduler:
             blocks=[(_ints(a), _ints(b), _ints(c)) for a, b, c in draft.blocks],
             drafts=table.drafts[slots] if num_drafts is not None else None,
             num_drafts=num_drafts,
+            draft_parents=self._drafting.parents_of(slots, num_drafts),
             draft_limits=draft_limits,
         )
         table.computed[slots] += counts
@@ -363,7 +365,7 @@ class Scheduler:
         accepted = (tokens[:, 1:] >= 0).sum(axis=1, dtype=np.int32) if tokens.shape[1] > 1 else None
         if accepted is not None and plan.num_drafts is not None:
             self._drafting.account(rows, alive, accepted, plan.num_drafts[plan.samples], plan.counts[plan.samples])
-        self._drafting.take(rows, alive, result.next_drafts)
+        self._drafting.take(rows, alive, result.next_drafts, result.next_parents)
         logprobs = result.sampled.logprobs
         events: list[CoreEvent] = []
         single = tokens[:, 0]

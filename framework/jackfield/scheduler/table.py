@@ -102,6 +102,8 @@ class SlotTable:
         self.full_blocks: Ints = np.zeros(slots, dtype=np.int32)
         self.last_step: npt.NDArray[np.int64] = np.full(slots, -1, dtype=np.int64)
         self.drafts: Ints = np.full((slots, 0), -1, dtype=np.int32)
+        self.draft_parents: Ints | None = None
+        """Of drafts that branch; None before any did."""
         self.num_drafts: Ints = np.zeros(slots, dtype=np.int32)
         self.draft_totals: Ints = np.zeros((slots, 3), dtype=np.int32)
         """Rounds, drafts verified and drafts kept."""

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jackfield.interfaces import AttentionBackend, AttentionEnv, HostLengths, RankInfo
+from jackfield.interfaces import AttentionBackend, AttentionEnv, AttentionRequest, HostLengths, RankInfo
 from jackfield.interfaces.attention import GraphSupport
 from jackfield.testing.attention_cases import (
     STEPS,
@@ -29,7 +29,15 @@ from jackfield.testing.attention_cases import (
     with_cache,
     written,
 )
-from jackfield.testing.attention_shapes import ENCODER, LATENT, STATE_SHAPES, Shape, attention_samples, state_request
+from jackfield.testing.attention_shapes import (
+    ENCODER,
+    INDEXED,
+    LATENT,
+    STATE_SHAPES,
+    Shape,
+    attention_samples,
+    state_request,
+)
 from jackfield.testing.bench import Bench
 from jackfield.testing.common import PluginConformance
 from jackfield.testing.latent_cases import encoder_attention, latent_attention
@@ -60,6 +68,25 @@ QUERIES = st.one_of(
 )
 # Inherited tests run in a class of their own for each plugin, and what their fixtures give never changes.
 UNCHECKED = [HealthCheck.differing_executors, HealthCheck.function_scoped_fixture]
+
+
+def _branching(parents: list[int], tail: int, old: int) -> Query:
+    """Return a query whose drafts have these parents, each cut to one before it, behind ``tail`` known tokens."""
+    cut = tuple(min(parent, index - 1) for index, parent in enumerate(parents))
+    return Query(tail + len(cut), old, cut)
+
+
+TREES = st.builds(
+    _branching, st.lists(st.integers(-1, 20), min_size=1, max_size=24), st.integers(1, 3), st.integers(0, 90)
+)
+WIDE = (-1, -1, -1, 0, 0, 1, 1, 2, 3, 3, 4, 5, 6, 7, 8, 8, 10, 11, 12)
+BRANCHES: Mapping[str, Sequence[Query]] = {
+    "two branches": [Query(3, 5, (-1, -1)), Query(4, 0, (-1, 0, 0))],
+    "a chain": [Query(6, 10, (-1, 0, 1, 2, 3))],
+    "wide": [Query(1 + len(WIDE), 17, WIDE), Query(2 + len(WIDE), 0, WIDE)],
+    "as large as may be": [Query(64, 40, tuple((index - 1) // 2 for index in range(63)))],
+    "beside others": [Query(1, 30), Query(4, 9), Query(5, 33, (-1, -1, 1, 1)), Query(30), Query(20, 9, WIDE)],
+}
 RANDOM = settings(max_examples=25, deadline=None, suppress_health_check=UNCHECKED)
 
 SPECIAL: Mapping[str, Shape] = {
@@ -77,6 +104,10 @@ SPECIAL: Mapping[str, Shape] = {
     "128": Shape(head_size=128, value_size=128, block_size=32),
     "chunked_local": Shape(window=16, chunked=True),
     "chunked_local, odd": Shape(window=7, chunked=True, block_size=16),
+    "dual_chunk": Shape(dual_chunk=16),
+    "dual_chunk, odd": Shape(dual_chunk=7, block_size=16, ratio=3),
+    "dual_chunk of one token": Shape(dual_chunk=1, kv_heads=1, value_size=12),
+    "dual_chunk, one chunk alone": Shape(dual_chunk=512),
 }
 """Layers with what some models have."""
 LENGTHS = (1, 5, 70, 33, 2)
@@ -143,6 +174,20 @@ class AttentionConformance(PluginConformance):
         """Narrower storage types."""
         self.check(bench, Shape(cache_dtype=stored, block_size=16), STEPS["mixed"])
 
+    @RANDOM
+    @given(shape=SHAPES, batch=st.lists(st.one_of(QUERIES, TREES), min_size=1, max_size=5), data=st.data())
+    def test_drafts_that_branch(self, bench: Bench, shape: Shape, batch: list[Query], data: st.DataObject) -> None:
+        """Each draft sees what it would see if its path alone had been drafted."""
+        layers: list[dict[str, Any]] = [{}, {"alibi": True, "softcap": 0.0}, {"sinks": True}, {"chunked": True}]
+        layer = data.draw(st.sampled_from(layers))
+        self.check(bench, replace(shape, tree=True, **layer), batch)
+
+    @pytest.mark.parametrize("window", [None, 1, 3, 40])
+    @pytest.mark.parametrize("name", list(BRANCHES))
+    def test_each_kind_of_tree(self, bench: Bench, name: str, window: int | None) -> None:
+        """Small and large ones, alone and beside others."""
+        self.check(bench, Shape(tree=True, window=window), BRANCHES[name])
+
     def test_large_scores_do_not_overflow(self, bench: Bench) -> None:
         """Scores far beyond what exp can take."""
         self.check(bench, Shape(block_size=16), STEPS["mixed"], factor=300.0)
@@ -207,11 +252,20 @@ class AttentionConformance(PluginConformance):
             found, wanted = encoder_attention(bench.plugin, request, (5, 1, 17, 5, 1, 9), bench.device)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
+    @pytest.mark.parametrize("request_", [LATENT, INDEXED], ids=lambda request: request.kind)
     @pytest.mark.parametrize("kind", list(STEPS))
-    def test_latent_attention(self, bench: Bench, kind: str) -> None:
-        """Absorbed or expanded, the numbers are those of the definition."""
-        if bench.accepts(LATENT, layout_reasons(4)):
-            found, wanted = latent_attention(bench.plugin, LATENT, STEPS[kind], bench.device)
+    def test_latent_attention(self, bench: Bench, kind: str, request_: AttentionRequest) -> None:
+        """Absorbed or expanded, over all tokens or chosen ones, the numbers are those of the definition."""
+        if bench.accepts(request_, layout_reasons(4)):
+            found, wanted = latent_attention(bench.plugin, request_, STEPS[kind], bench.device)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("name", list(BRANCHES))
+    def test_latent_attention_of_drafts_that_branch(self, bench: Bench, name: str) -> None:
+        """Absorbed or expanded."""
+        branching = replace(LATENT, needs=LATENT.needs | {"tree"})
+        if bench.accepts(branching, layout_reasons(4)):
+            found, wanted = latent_attention(bench.plugin, branching, BRANCHES[name], bench.device)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("in_place", [False, True], ids=["other page", "same page"])

@@ -23,6 +23,7 @@ from jackfield.interfaces import (
     Reason,
     Settings,
     StepLimits,
+    TreeMask,
 )
 from jackfield.testing.attention_shapes import Shape
 
@@ -33,10 +34,23 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One sequence of a step: ``new`` tokens after ``old`` ones that are in the cache."""
+    """One sequence of a step: ``new`` tokens after ``old`` ones that are in the cache. The last of them are drafts that
+    branch, where there are ``parents``: of each the index of its parent among them, -1 for the token before them.
+    """
 
     new: int
     old: int = 0
+    parents: tuple[int, ...] = ()
+
+    def path(self, token: int) -> list[int]:
+        """Return where all are stored that a new token comes behind, and itself, in the order of the text."""
+        place, first = self.old + token, self.old + self.new - len(self.parents)
+        drafts: list[int] = []
+        while place >= first:
+            drafts.append(place)
+            parent = self.parents[place - first]
+            place = first + parent if parent >= 0 else first - 1
+        return [*range(place + 1), *reversed(drafts)]
 
 
 STEPS: Mapping[str, Sequence[Query]] = {
@@ -55,7 +69,7 @@ class Case:
 
     Args:
         keys, values: per sequence [L, K, D] and [L, K, V], old and new. cache: planes; only old tokens are written,
-            everything else is NaN.
+            everything else is NaN. queries: the sequences.
     """
 
     shape: Shape
@@ -67,6 +81,7 @@ class Case:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     cache: dict[str, torch.Tensor]
+    queries: Sequence[Query]
 
 
 def make_step(
@@ -86,9 +101,11 @@ def make_step(
     for row, count in enumerate(blocks):
         table[row, :count] = pages[at : at + count]
         at += count
-    positions = np.concatenate([np.arange(q.old, q.old + q.new) for q in queries])
+    places = np.concatenate([np.arange(q.old, q.old + q.new) for q in queries])
     rows = np.repeat(np.arange(len(queries)), counts)
-    slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    slots = table[rows, places // block_size].astype(np.int64) * block_size + places % block_size
+    tree = make_tree(queries, device) if any(q.parents for q in queries) else None
+    positions = places if tree is None else tree.positions_host
     return AttentionStep(
         num_tokens=int(starts[-1]),
         num_sequences=len(queries),
@@ -102,7 +119,23 @@ def make_step(
         positions=torch.from_numpy(positions.astype(np.int64)).to(device),
         query_start_host=starts,
         lengths_host=lengths,
+        tree=tree,
     )
+
+
+def make_tree(queries: Sequence[Query], device: torch.device = CPU) -> TreeMask:
+    """Return what the tokens of a step see where drafts branch."""
+    base, bits, positions = [], [], []
+    for query in queries:
+        for token in range(query.new):
+            path, first = query.path(token), query.old + query.new - len(query.parents)
+            known = min(first, query.old + token + 1)
+            base.append(known)
+            bits.append(sum(1 << (place - known) for place in path if place >= known))
+            positions.append(len(path) - 1)
+    hosted = np.array(base, dtype=np.int32), np.array(bits, dtype=np.int64)
+    sent = [torch.from_numpy(part).to(device) for part in hosted]
+    return TreeMask(sent[0], sent[1], *hosted, np.array(positions, dtype=np.int64))
 
 
 def spec_for(backend: Any, request: AttentionRequest, block_size: int) -> CacheSpec | None:
@@ -167,12 +200,13 @@ def make_case(
         shape,
         environment(backend, shape, request, spec, device),
         step,
-        numbers(step.num_tokens, shape.heads, shape.head_size),
+        numbers(step.num_tokens, shape.query_heads, shape.head_size),
         torch.cat([k[q.old :] for k, q in zip(keys, ordered, strict=True)]),
         torch.cat([v[q.old :] for v, q in zip(values, ordered, strict=True)]),
         keys,
         values,
         {plane.name: empty_plane(plane, needed + SPARE, shape.block_size, device) for plane in spec.planes},
+        ordered,
     )
     _write_old(backend, case, ordered)
     return case
@@ -210,7 +244,8 @@ def run(backend: Any, case: Case) -> torch.Tensor:
     builder.allocate(StepLimits(step.num_tokens, step.num_sequences, step.block_table.shape[1], step.max_length))
     layer = backend.layer(case.env, 0)
     layer.write(case.k_TKD, case.v_TKV, case.cache, step.slots)
-    shape = (*case.q_THD.shape[:2], case.shape.value_size)
+    rotations = 3 if case.shape.dual_chunk else 1
+    shape = (len(case.q_THD), case.q_THD.shape[1] // rotations, case.shape.value_size)
     out = torch.full(shape, float("nan"), dtype=case.q_THD.dtype, device=case.q_THD.device)
     layer.attend(case.q_THD, case.cache, builder.build(step), out)
     return out
@@ -242,16 +277,21 @@ def reference(case: Case) -> torch.Tensor:
     starts = case.step.query_start_host.tolist()
     for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
         for token in range(starts[row], starts[row + 1]):
-            seen = len(keys) - starts[row + 1] + token + 1
-            first = shape.first_seen(seen - 1)
-            rows.append(_one_token(case.q_THD[token], keys[first:seen], values[first:seen], shape))
+            path = case.queries[row].path(token - starts[row])
+            seen = path[shape.first_seen(len(path) - 1) :]
+            rows.append(_one_token(case.q_THD[token], keys[seen], values[seen], shape))
     return torch.stack(rows)
 
 
 def _one_token(q_HD: torch.Tensor, k_LKD: torch.Tensor, v_LKV: torch.Tensor, shape: Shape) -> torch.Tensor:
-    heads = []
-    for head, query in enumerate(q_HD.double()):
-        scores = k_LKD[:, head // shape.ratio].double() @ query * shape.head_size**-0.5
+    heads, last = [], len(k_LKD) - 1
+    for head in range(shape.heads):
+        scores = k_LKD[:, head // shape.ratio].double() @ q_HD[head].double()
+        for key in range(len(scores) if shape.dual_chunk else 0):
+            # Keys of the chunk before and of all earlier ones meet queries of their own.
+            rotation = min(last // shape.dual_chunk - key // shape.dual_chunk, 2)
+            scores[key] = k_LKD[key, head // shape.ratio].double() @ q_HD[rotation * shape.heads + head].double()
+        scores = scores * shape.head_size**-0.5
         if shape.softcap:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)
         if shape.alibi:

@@ -20,6 +20,7 @@ class Shape:
     Args:
         ratio: query heads that share a cache head. window: of ``sliding`` layers, or of ``chunked_local`` ones where
             ``chunked``. alibi, sinks: whether it has linear biases and sinks. cache_dtype: ``""`` for ``dtype``.
+            dual_chunk: tokens in a chunk of dual-chunk attention, or 0. tree: whether drafts may branch.
     """
 
     kv_heads: int = 2
@@ -34,6 +35,13 @@ class Shape:
     sinks: bool = False
     chunked: bool = False
     cache_dtype: str = ""
+    dual_chunk: int = 0
+    tree: bool = False
+
+    @property
+    def query_heads(self) -> int:
+        """Heads of the queries that a backend gets: with dual-chunk attention each comes rotated three times."""
+        return self.heads * (3 if self.dual_chunk else 1)
 
     @property
     def heads(self) -> int:
@@ -71,6 +79,8 @@ class Shape:
             "alibi": self.alibi,
             "sinks": self.sinks,
             "diff_kv": self.value_size != self.head_size,
+            "dual_chunk": bool(self.dual_chunk),
+            "tree": self.tree,
         }
         return AttentionRequest(
             subject=self.kind,
@@ -87,6 +97,7 @@ class Shape:
             softcap=self.softcap,
             cache_dtype=self.cache_dtype or self.dtype,
             rank=rank,
+            extra={"chunk_length": self.dual_chunk} if self.dual_chunk else {},
         )
 
 
@@ -118,6 +129,13 @@ LATENT = AttentionRequest(
     extra={"latent_size": 16, "rope_size": 4},
 )
 """Heads of 8 plain and 4 rotated features over a latent of 16."""
+INDEXED = replace(
+    LATENT,
+    subject="mla_sparse",
+    kind="mla_sparse",
+    extra={**LATENT.extra, "index_heads": 20, "index_size": 8, "index_topk": 9},
+)
+"""The same to nine tokens, chosen by so many index heads that no two tokens score alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,8 @@ def attention_samples() -> dict[str, AttentionRequest]:
         "softcap": replace(plain, softcap=2.0),
         "alibi": replace(plain, alibi=True),
         "sinks": replace(plain, sinks=True),
+        "dual_chunk": replace(plain, dual_chunk=7),
+        "tree": replace(plain, tree=True),
         "values of another size": replace(plain, value_size=128),
         "heads of 8": Shape(),
         "heads of 80": replace(plain, head_size=80, value_size=80),
@@ -192,6 +212,5 @@ def attention_samples() -> dict[str, AttentionRequest]:
         **{f"{kind} cache": replace(plain, cache_dtype=kind) for kind in ("float8_e4m3fn", "int8")},
     }
     paged = {name: shape.request() for name, shape in shapes.items()}
-    tree = replace(plain.request(), needs=plain.request().needs | {"tree"})
     states = {kind: state_request(kind) for kind in STATE_SHAPES}
-    return {**paged, "tree": tree, "encoder": ENCODER, "mla": LATENT, **states}
+    return {**paged, "encoder": ENCODER, "mla": LATENT, "mla_sparse": INDEXED, **states}

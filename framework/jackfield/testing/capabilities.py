@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from jackfield.interfaces import FAMILIES, Platform, Plugin, Reason, Request
 from jackfield.oracle.codes import KIND
+from jackfield.oracle.drafting import need_reasons
 from jackfield.oracle.judge import set_reasons
-from jackfield.oracle.pipeline import need_reasons
 from jackfield.registry import Registry
 from jackfield.testing.samples import SAMPLES
 

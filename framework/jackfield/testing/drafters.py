@@ -57,12 +57,17 @@ class Seen:
                 self.faults.append(f"padding lies before drafts: {row}")
             if any(token >= vocab_size for token in kept):
                 self.faults.append(f"a draft is outside the vocabulary of {vocab_size}: {row}")
+        if drafts.parents is not None:
+            parents = np.asarray(torch.as_tensor(drafts.parents).cpu())
+            if parents.shape != ids.shape or (parents < -1).any() or (parents >= np.arange(ids.shape[1])).any():
+                self.faults.append(f"parents do not come before their children: {parents.tolist()}")
 
 
 class DrafterConformance(PluginConformance):
     """Greedy tokens equal to those without; sampled ones from the same distribution; nothing kept of those that left.
 
-    Authors of drafters that need more than tokens write :meth:`settings`, with a draft model of their own.
+    Authors of drafters that need more than tokens write :meth:`settings`, with a draft model of their own, or
+    :meth:`target`, with what they need in its checkpoint.
     """
 
     family: ClassVar[str] = "drafters"
@@ -70,6 +75,10 @@ class DrafterConformance(PluginConformance):
     """Of the drafter, as users set them under ``plugins.options.NAME``."""
     drafts_nothing: ClassVar[bool] = False
     """Whether it may propose nothing at all on the kit's prompts, which repeat themselves."""
+
+    def target(self, folder: Path, **values: Any) -> Tiny:
+        """Return the model that is drafted for, saved to ``folder``; ``values`` are of its configuration."""
+        return make_tiny(folder, **values)
 
     def settings(self, plugin: type[Drafter], target: Tiny, folder: Path) -> dict[str, Any]:
         """Return the engine's settings that switch the drafter on. ``folder`` is empty, for a draft model."""
@@ -108,7 +117,7 @@ class DrafterConformance(PluginConformance):
 
     def test_greedy_tokens_are_those_without_it(self, plugin: type[Drafter], seen: Seen, tmp_path: Path) -> None:
         """Lossless, also when requests come and go and slots are used again; every slot that ended is forgotten."""
-        target = make_tiny(tmp_path / "target")
+        target = self.target(tmp_path / "target")
         greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
         settings = self.settings(plugin, target, tmp_path / "draft")
         with engine(target.folder, self._plugins(plugin), max_num_seqs=2, **settings) as llm:
@@ -123,7 +132,7 @@ class DrafterConformance(PluginConformance):
 
     def test_samples_follow_the_targets_distribution(self, plugin: type[Drafter], tmp_path: Path) -> None:
         """Pairs of tokens over a tiny vocabulary, by chi-square against the reference's own probabilities."""
-        target = make_tiny(tmp_path / "target", vocab_size=SMALL, initializer_range=0.1)
+        target = self.target(tmp_path / "target", vocab_size=SMALL, initializer_range=0.1)
         params = [SamplingParams(temperature=1.0, max_tokens=3, seed=n, ignore_eos=True) for n in range(REQUESTS)]
         settings = self.settings(plugin, target, tmp_path / "draft")
         with engine(target.folder, self._plugins(plugin), max_num_seqs=64, **settings) as llm:
@@ -135,7 +144,7 @@ class DrafterConformance(PluginConformance):
 
     def test_a_slot_that_is_used_again_remembers_nothing(self, plugin: type[Drafter], tmp_path: Path) -> None:
         """The same request gives the same tokens in an engine that has served others and in a new one."""
-        target = make_tiny(tmp_path / "target")
+        target = self.target(tmp_path / "target")
         sampled = SamplingParams(temperature=0.8, max_tokens=TOKENS, seed=5, ignore_eos=True)
         found = []
         for index, before in enumerate(([], list(PROMPTS[1:]))):

@@ -1,6 +1,7 @@
 """Multi-head latent attention and encoders by their definitions, in float64.
 
-Legend: T tokens, L tokens of a sequence, H heads, K features without and P with rotation, R latent, V value size.
+Legend: T tokens, L tokens of a sequence, N new ones, H heads, K features without and P with rotation, R latent, V value
+size, J index heads, I size of an index key.
 """
 
 from __future__ import annotations
@@ -56,13 +57,18 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Sizes of a request of kind ``mla``."""
+    """Sizes of a request of kind ``mla`` or ``mla_sparse``."""
 
     heads: int
     plain: int
     rope: int
     latent: int
     value: int
+
+    @property
+    def head(self) -> int:
+        """Of a query head."""
+        return self.plain + self.rope
 
     @classmethod
     def of(cls, request: AttentionRequest) -> LatentSizes:
@@ -71,62 +77,141 @@ class LatentSizes:
         return cls(request.num_heads, request.head_size - rope, rope, latent, request.value_head_size)
 
 
+@dataclass(slots=True)
+class Spoken:
+    """What was said of one sequence: latents [L, R], rotated keys [L, P], and for kind ``mla_sparse`` index keys
+    [L, I]; of its new tokens index queries [N, J, I] and weights [N, J].
+    """
+
+    latent: torch.Tensor
+    rope: torch.Tensor
+    index_key: torch.Tensor
+    index_q: torch.Tensor
+    index_weight: torch.Tensor
+
+
+@dataclass(slots=True)
+class LatentCase:
+    """A step of a layer of kind ``mla`` or ``mla_sparse``, and everything that was said."""
+
+    request: AttentionRequest
+    size: LatentSizes
+    queries: Sequence[Query]
+    weight: torch.Tensor
+    said: list[Spoken]
+    q_THD: torch.Tensor
+
+    @property
+    def sparse(self) -> bool:
+        """Whether an indexer chooses what is attended to."""
+        return "index_topk" in self.request.extra
+
+
 def latent_attention(
     backend: Any, request: AttentionRequest, queries: Sequence[Query], device: torch.device, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a backend computes for a step and what the definition says, [T, H, V] each in float64."""
-    block, size, generator = 4, LatentSizes.of(request), torch.Generator().manual_seed(seed)
+    """Return what a backend computes for a step and what the definition says, [T, H, V] each in float64; over all
+    tokens (kind ``mla``) or those that an indexer chooses (``mla_sparse``).
+    """
+    case = _draw_case(request, sorted(queries, key=lambda q: q.new != 1), device, seed)
+    return _latent_found(backend, case, device, seed), _latent_reference(case)
+
+
+def _draw_case(request: AttentionRequest, queries: Sequence[Query], device: torch.device, seed: int) -> LatentCase:
+    size, generator = LatentSizes.of(request), torch.Generator().manual_seed(seed)
+    heads, width = int(request.extra.get("index_heads", 0)), int(request.extra.get("index_size", 0))
+
+    def draw(*shape: int, dtype: str = request.dtype) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, getattr(torch, dtype))
+
+    weight = draw(size.heads * (size.plain + size.value), size.latent) * 0.3
+    said = [
+        Spoken(
+            draw(q.new + q.old, size.latent),
+            draw(q.new + q.old, size.rope),
+            draw(q.new + q.old, width),
+            draw(q.new, heads, width),
+            draw(q.new, heads, dtype="float32"),
+        )
+        for q in queries
+    ]
+    return LatentCase(request, size, queries, weight, said, draw(sum(q.new for q in queries), size.heads, size.head))
+
+
+def _latent_found(backend: Any, case: LatentCase, device: torch.device, seed: int) -> torch.Tensor:
+    block, request, queries = 4, case.request, case.queries
     spec = spec_for(backend, request, block)
     assert spec is not None, f"no layout for blocks of {block}"
-    ordered = sorted(queries, key=lambda q: q.new != 1)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
-    pages = sum(-(-(q.new + q.old) // block) for q in ordered)
+    pages = sum(-(-(q.new + q.old) // block) for q in queries)
     order = np.random.default_rng(seed).permutation(np.arange(1, pages + SPARE, dtype=np.int32))
-    step = make_step(ordered, block, order, device=device)
+    step = make_step(queries, block, order, device=device)
     cache = {plane.name: empty_plane(plane, pages + SPARE, block, device) for plane in spec.planes}
-    weight = draw(size.heads * (size.plain + size.value), size.latent) * 0.3
-    rows = [(draw(q.new + q.old, size.latent), draw(q.new + q.old, size.rope)) for q in ordered]
-    q_THD = draw(step.num_tokens, size.heads, request.head_size)
     layer = backend.layer(env := AttentionEnv(request, spec, block, device, settings_of(backend)), 0)
-    layer.bind(DenseLayer(weight, size.plain + size.value))
-    for index, query in enumerate(ordered):
+    layer.bind(DenseLayer(case.weight, case.size.plain + case.size.value))
+    for index, query in enumerate(queries):
         places = torch.arange(query.old)
         slots = step.block_table[index].cpu()[places // block].long() * block + places % block
         if query.old:
-            layer.write(rows[index][0][: query.old], rows[index][1][: query.old], cache, slots.to(device))
-    layer.write(
-        *(torch.cat([r[i][q.old :] for r, q in zip(rows, ordered, strict=True)]) for i in (0, 1)), cache, step.slots
-    )
+            _write(layer, case, [(case.said[index], slice(0, query.old))], cache, slots.to(device))
+    new = [(said, slice(q.old, q.old + q.new)) for said, q in zip(case.said, queries, strict=True)]
+    _write(layer, case, new, cache, step.slots)
     builder = backend.metadata_builder(env)
     builder.allocate(StepLimits(step.num_tokens, step.num_sequences, step.block_table.shape[1], step.max_length))
-    out = torch.full((step.num_tokens, size.heads, size.value), float("nan"), device=device)
-    layer.attend(q_THD, cache, builder.build(step), out)
-    return out.double(), _latent_reference(request, size, weight, rows, q_THD, ordered)
+    shape = (step.num_tokens, case.size.heads, case.size.value)
+    out = torch.full(shape, float("nan"), dtype=case.q_THD.dtype, device=device)
+    _attend(layer, case, cache, builder.build(step), out)
+    return out.double()
 
 
-def _latent_reference(
-    request: AttentionRequest,
-    size: LatentSizes,
-    weight: torch.Tensor,
-    rows: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    q_THD: torch.Tensor,
-    queries: Sequence[Query],
-) -> torch.Tensor:
-    expand_HJR = weight.double().view(size.heads, size.plain + size.value, size.latent)
+def _write(
+    layer: Any,
+    case: LatentCase,
+    parts: Sequence[tuple[Spoken, slice]],
+    cache: Mapping[str, torch.Tensor],
+    slots: torch.Tensor,
+) -> None:
+    layer.write(
+        torch.cat([said.latent[p] for said, p in parts]), torch.cat([said.rope[p] for said, p in parts]), cache, slots
+    )
+    if case.sparse:
+        layer.write_index(torch.cat([said.index_key[p] for said, p in parts]), cache, slots)
+
+
+def _attend(
+    layer: Any, case: LatentCase, cache: Mapping[str, torch.Tensor], metadata: Any, out_THV: torch.Tensor
+) -> None:
+    if not case.sparse:
+        layer.attend(case.q_THD, cache, metadata, out_THV)
+        return
+    q_TJI, weight_TJ = (torch.cat([getattr(s, name) for s in case.said]) for name in ("index_q", "index_weight"))
+    chosen = layer.choose(q_TJI, weight_TJ, cache, metadata)
+    layer.attend_chosen(case.q_THD, chosen, cache, metadata, out_THV)
+
+
+def _latent_reference(case: LatentCase) -> torch.Tensor:
+    size = case.size
+    expand_HJR = case.weight.double().view(size.heads, size.plain + size.value, size.latent)
     found, at = [], 0
-    for (latent_LR, rope_LP), query in zip(rows, queries, strict=True):
-        both_LHJ = torch.einsum("lr,hjr->lhj", latent_LR.double(), expand_HJR)
+    for said, query in zip(case.said, case.queries, strict=True):
+        both_LHJ = torch.einsum("lr,hjr->lhj", said.latent.double(), expand_HJR)
         k_LHK, v_LHV = torch.split(both_LHJ, [size.plain, size.value], -1)
-        k_LHD = torch.cat((k_LHK, rope_LP.double().unsqueeze(1).expand(-1, size.heads, -1)), -1)
+        k_LHD = torch.cat((k_LHK, said.rope.double().unsqueeze(1).expand(-1, size.heads, -1)), -1)
         for place in range(query.new):
-            seen = query.old + place + 1
-            scores_HL = torch.einsum("hd,lhd->hl", q_THD[at].double(), k_LHD[:seen]) * request.scale
-            found.append(torch.einsum("hl,lhv->hv", scores_HL.softmax(-1), v_LHV[:seen]))
+            seen = _chosen(case, said, place, query)
+            scores_HL = torch.einsum("hd,lhd->hl", case.q_THD[at].double(), k_LHD[seen]) * case.request.scale
+            found.append(torch.einsum("hl,lhv->hv", scores_HL.softmax(-1), v_LHV[seen]))
             at += 1
     return torch.stack(found)
+
+
+def _chosen(case: LatentCase, said: Spoken, place: int, query: Query) -> torch.Tensor:
+    """Return which tokens of its sequence a new token attends to."""
+    seen = query.old + place + 1
+    if not case.sparse:
+        return torch.tensor(query.path(place), device=case.q_THD.device)
+    products_JL = torch.einsum("ji,li->jl", said.index_q[place].double(), said.index_key[:seen].double())
+    scores_L = said.index_weight[place].double() @ products_JL.clamp(min=0)
+    return scores_L.argsort(descending=True)[: int(case.request.extra["index_topk"])]
 
 
 def encoder_attention(

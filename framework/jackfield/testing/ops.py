@@ -6,14 +6,16 @@ Legend: T tokens, E width, F intermediate, H heads, D head size, R rotary size, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from jackfield.interfaces import OPS, QUANTIZING_OPS, DrawBatch, OpRequest, QuantizedActivation
+from jackfield.interfaces import OPS, QUANTIZING_OPS, DrawBatch, MoEConfig, OpRequest, QuantizedActivation
 from jackfield.layers.functional import REFERENCES
+from jackfield.layers.routing import SCORES
 from jackfield.protocol import NewSequence, SamplingParams
 from jackfield.sampling import SamplingState
 from jackfield.testing.bench import Bench
@@ -76,6 +78,23 @@ class OpsConformance(PluginConformance):
             assert found.dtype == wanted.dtype
             bound = self.tolerances[dtype]
             torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+
+    @pytest.mark.parametrize("scoring", list(SCORES))
+    def test_experts_are_chosen_as_the_reference_chooses(self, bench: Bench, scoring: str) -> None:
+        """Scores, groups, biases that choose and do not weigh, ties to the lower index."""
+        if (choose := self.build(bench, "route_experts", "float32")) is None:
+            return
+        plain = MoEConfig(num_experts=12, top_k=3, hidden_size=8, intermediate_size=8, scoring=scoring)
+        grouped = replace(plain, num_groups=4, top_groups=2, group_score="top2", scale=2.5, renormalize=False)
+        generator = torch.Generator().manual_seed(2)
+        logits, bias = torch.randn(9, 12, generator=generator) * 2, torch.randn(12, generator=generator)
+        logits[:2] = torch.tensor([0.0, 1.0, 1.0]).repeat(4)
+        for config, added in ((plain, None), (plain, bias), (grouped, None), (grouped, bias)):
+            placed = None if added is None else added.to(bench.device)
+            weights, experts = choose(logits.to(bench.device), config, placed)
+            wanted, names = REFERENCES["route_experts"](logits, config, added)
+            assert experts.dtype == torch.int64 and torch.equal(experts.cpu(), names)
+            torch.testing.assert_close(weights.cpu(), wanted, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("name", list(FILTERS))
     def test_draws_follow_their_distribution(self, bench: Bench, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    ROUTING_OPS,
     SAMPLING_OPS,
     DrafterRequest,
     ExpertsRequest,
@@ -100,7 +101,7 @@ def _experts(plugin: type[Plugin]) -> Samples:
 
 
 def _ops(plugin: type[Plugin]) -> Samples:
-    names = (*OPS, *QUANTIZING_OPS, *SAMPLING_OPS)
+    names = (*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS)
     return {
         f"{name}, {dtype}": OpRequest(subject=name, kind=name, dtype=dtype) for name in names for dtype in DTYPES[:2]
     }

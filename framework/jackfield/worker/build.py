@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from jackfield.checkpoint import CacheScales, cache_scales_path, find_cache_scales
 from jackfield.checkpoint.sharded_state import StateLayout, is_sharded_state
 from jackfield.errors import CheckpointError, ConfigError
 from jackfield.interfaces import (
@@ -170,6 +171,7 @@ def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicato
         weights=weights,
         tensors=spec.facts.tensors,
         batch_invariant=bool(spec.config.get("model.batch_invariant")),
+        cache_scales={layer: cache_scales_path(layer) for layer in cache_scales(spec).layers},
         max_length=spec.max_model_len,
     )
     model = spec.architecture.build(spec.model_config, LayerBuilder(plan))
@@ -199,7 +201,7 @@ def fill_model(spec: WorkerSpec, model: nn.Module, device: torch.device, progres
             value=spec.facts.path,
             remedy="add safetensors files, or set load_format to 'dummy' for random weights",
         )
-    weights = _without_cache_scales(spec, weight_map(spec))
+    weights = _with_cache_scales(weight_map(spec), cache_scales(spec))
     if spec.load_format in READERS:
         fill_weights(model, open_stream(spec.load_format, spec.facts, device), weights, progress)
         return
@@ -207,11 +209,16 @@ def fill_model(spec: WorkerSpec, model: nn.Module, device: torch.device, progres
     fill_weights(model, source, weights, progress)
 
 
-def _without_cache_scales(spec: WorkerSpec, weights: WeightMap) -> WeightMap:
-    """Return the weight map that knows scales of the cache, which nothing takes: the report says so."""
-    cache = spec.quantization.cache_scheme(spec.quantization.parse(spec.facts.quantization_config))
-    names = () if cache is None else tuple(re.escape(name) for name in spec.facts.tensors if cache.is_scale(name))
-    return replace(weights, ignore=(*weights.ignore, *names))
+def cache_scales(spec: WorkerSpec) -> CacheScales:
+    """Return the checkpoint's scales of cached keys and values."""
+    scheme = spec.quantization.cache_scheme(spec.quantization.parse(spec.facts.quantization_config))
+    return find_cache_scales(scheme, spec.facts.tensors, weight_map(spec))
+
+
+def _with_cache_scales(weights: WeightMap, scales: CacheScales) -> WeightMap:
+    """Return the weight map that knows scales of the cache; of those without use the report speaks."""
+    idle = tuple(re.escape(name) for name in scales.idle)
+    return replace(weights, rules=(*weights.rules, *scales.rules()), ignore=(*weights.ignore, *idle))
 
 
 def state_layout(spec: WorkerSpec) -> StateLayout:

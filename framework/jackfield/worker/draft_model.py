@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-from jackfield.interfaces import DraftPass, MetadataBuilder
+from jackfield.interfaces import DraftPass, DraftTree, MetadataBuilder
 from jackfield.kv_cache import CacheGroup
 from jackfield.kv_cache.groups import Retention
 from jackfield.protocol import SchedulerOutput
@@ -117,18 +117,18 @@ class PagedDraftModel:
         self._batch, self._builders, self._places = batch, builders, layout.places
         self._caches = {layer - layout.offset: planes for layer, planes in caches.items() if layer >= layout.offset}
         self.module = model
-        self._budget = spec.max_num_batched_tokens
+        self.max_tokens = spec.max_num_batched_tokens
         self._vocabulary = Vocabularies(spec.model_config.vocab_size, vocab_size, spec.vocabulary, batch.tokens.device)
         self.max_length = min(spec.model_config.max_position, spec.max_model_len)
 
     def run(self, slots: Ints, starts: Ints, counts: Ints, ids: torch.Tensor | None = None) -> torch.Tensor:
         """See DraftModel."""
-        if int(counts.sum()) <= self._budget:
+        if int(counts.sum()) <= self.max_tokens:
             return self._pass(slots, starts, counts, ids)
         starts, left = starts.copy(), counts.copy()
         last_BE: torch.Tensor | None = None
         while left.any():
-            now = np.clip(self._budget - np.concatenate(([0], np.cumsum(left)[:-1])), 0, left).astype(np.int32)
+            now = np.clip(self.max_tokens - np.concatenate(([0], np.cumsum(left)[:-1])), 0, left).astype(np.int32)
             rows = np.flatnonzero(now)
             hidden_RE = self._pass(slots[rows], starts[rows], now[rows], None)
             if last_BE is None:
@@ -138,14 +138,14 @@ class PagedDraftModel:
         assert last_BE is not None, "there is at least one token"
         return last_BE
 
-    def begin(self, slots: Ints, starts: Ints, counts: Ints) -> DraftPass:
+    def begin(self, slots: Ints, starts: Ints, counts: Ints, tree: DraftTree | None = None) -> DraftPass:
         """See DraftModel."""
         # Backends are promised that sequences with one new token go first.
         order = np.argsort(counts != 1, kind="stable")
         plan = SchedulerOutput(
             -1, slots[order], starts[order].astype(np.int32), counts[order], np.ones(len(slots), dtype=np.bool_)
         )
-        inputs = self._batch.prepare(plan)
+        inputs = self._batch.prepare(plan, tree)
         steps = {name: inputs.steps[place] for name, place in self._places.items()}
         metadata = {name: self._builders[name].build(step) for name, step in steps.items()}
         context = StepContext(self._caches, metadata, {name: step.slots for name, step in steps.items()})

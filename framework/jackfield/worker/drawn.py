@@ -5,6 +5,7 @@ Legend: B sequences, K drafts, V vocabulary, D sequences that draw (not greedy).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,14 @@ class Drawn:
         """Drop sequences that gave up their slots."""
         self.known[np.isin(self.slots, slots)] = -1
 
+    def reorder(self, orders: Mapping[int, Rows]) -> None:
+        """Follow drafts that were put in another order: by slot which draft [K] came to each place."""
+        if not len(self.slots):
+            return
+        order = torch.from_numpy(np.stack([orders[int(slot)] for slot in self.slots])).to(self.probabilities.device)
+        rows = torch.arange(len(order), device=order.device).unsqueeze(1)
+        self.probabilities = self.probabilities[rows, order]
+
     def find(self, slots: Ints, known: Ints, drafts: Ints) -> tuple[Rows, Rows]:
         """Return which of the given sequences have drafts of this proposal, and their places [D] in it.
 
@@ -56,7 +65,7 @@ class Drawn:
 
 
 class DraftDraws:
-    """Implements :class:`jackfield.interfaces.DraftDraw` for one proposal.
+    """Implements :class:`jackfield.interfaces.DraftDraw` for one proposal. Where drafts branch, each is a place.
 
     Args:
         sampler: of the target: drafts are drawn by their requests' temperature, min_p, top_k and top_p. slots: [B].

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import AttentionStep
+from jackfield.interfaces import AttentionStep, DraftTree
 from jackfield.kv_cache import CacheGroup
 from jackfield.protocol import NewSequence, SchedulerOutput
 from jackfield.worker.transfer import Transfer
+from jackfield.worker.trees import send_tree, step_tree
 
 Ints = npt.NDArray[np.int32]
 
@@ -109,23 +110,28 @@ class InputBatch:
         rows, places = np.nonzero(np.arange(plan.drafts.shape[1]) < plan.num_drafts[:, None])
         self.write_tokens(plan.slots[rows], known[rows] + places, plan.drafts[rows, places])
 
-    def prepare(self, plan: SchedulerOutput) -> StepInputs:
-        """Return the inputs of a step; ``fill`` and ``write_blocks`` ran before."""
+    def prepare(self, plan: SchedulerOutput, tree: DraftTree | None = None) -> StepInputs:
+        """Return the inputs of a step; ``fill`` and ``write_blocks`` ran before. ``tree``: what tokens see, where the
+        plan does not say it.
+        """
+        tree = tree or step_tree(plan)
         device, total = self._transfer.device, plan.num_tokens
         ends = np.cumsum(plan.counts, dtype=np.int64)
         query_start_host = np.concatenate((np.zeros(1, dtype=np.int32), ends.astype(np.int32)))
         slots_B, starts_B, counts_B = self._transfer.send_index(np.stack((plan.slots, plan.starts, plan.counts)))
         query_start = self._transfer.send(query_start_host)
         if total == len(plan.slots):
-            slots_T, positions_T, sequence_T = slots_B, starts_B, None
+            slots_T, places_T, sequence_T = slots_B, starts_B, None
         else:
             sequence_T = torch.repeat_interleave(
                 torch.arange(len(plan.slots), device=device), counts_B, output_size=total
             )
             shift = starts_B - query_start[:-1]
-            positions_T = torch.arange(total, device=device) + shift[sequence_T]
+            places_T = torch.arange(total, device=device) + shift[sequence_T]
             slots_T = slots_B[sequence_T]
-        ids_T = self.tokens[slots_T, positions_T].long()
+        ids_T = self.tokens[slots_T, places_T].long()
+        mask = None if tree is None else send_tree(tree, self._transfer)
+        positions_T = places_T if tree is None else self._transfer.send(tree.positions)
         lengths, lengths_host = (starts_B + counts_B).int(), plan.starts + plan.counts
         steps = []
         for table, is_state in zip(self._tables, self._states, strict=True):
@@ -140,14 +146,15 @@ class InputBatch:
                     query_start=query_start,
                     lengths=lengths,
                     block_table=block_table,
-                    slots=positions_T if is_state else self._cache_slots(block_table, sequence_T, positions_T),
+                    slots=places_T if is_state else self._cache_slots(block_table, sequence_T, places_T),
                     positions=positions_T,
                     query_start_host=query_start_host,
                     lengths_host=lengths_host,
                     states=self._state_pages(block_table, starts_B, lengths) if is_state else None,
+                    tree=mask,
                 )
             )
-        types_T = None if self._types is None else self._types[slots_T, positions_T].long()
+        types_T = None if self._types is None else self._types[slots_T, places_T].long()
         return StepInputs(ids_T, positions_T, steps, ends, types_T)
 
     def prepare_decode(self, slots_B: torch.Tensor, positions_B: torch.Tensor) -> StepInputs:

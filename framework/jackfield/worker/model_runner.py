@@ -20,6 +20,7 @@ from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
 from jackfield.sampling.draw import draw_tokens
 from jackfield.sampling.sampler import Draw, LogprobsMode, SampleRows
+from jackfield.worker.compaction import Compactor
 from jackfield.worker.context import StepContext
 from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
@@ -28,7 +29,7 @@ from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.pooling import Pooler, split_results
 from jackfield.worker.prompt_logprobs import score_prompts
-from jackfield.worker.speculation import Places, Speculation, SpeculationLimits
+from jackfield.worker.speculation import Places, Speculation, SpeculationLimits, Verified
 from jackfield.worker.state_backup import StateBackup
 from jackfield.worker.transfer import Transfer
 
@@ -44,8 +45,8 @@ class RunnerParts:
             attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
         stream_api: None where work is synchronous. graphs, pieces: recorded steps, or None.
         processors: plugged logits processors by name. drafter: or None. speculation: its limits. backup: of states,
-            where the model has some and there is a drafter. slots: sequences that run at once. logprobs_mode: what log
-            probabilities are of.
+            where the model has some and there is a drafter. compactor: of the cache, where drafts may branch. slots:
+            sequences that run at once. logprobs_mode: what log probabilities are of.
         features: embeddings that stand for placeholders, or None. pooler: makes vectors instead of tokens, or None.
         draw: the op ``draw_tokens``.
     """
@@ -63,6 +64,7 @@ class RunnerParts:
     drafter: Drafter | None = None
     speculation: SpeculationLimits | None = None
     backup: StateBackup | None = None
+    compactor: Compactor | None = None
     slots: int = 0
     logprobs_mode: LogprobsMode = "raw_logprobs"
     features: FeatureTable | None = None
@@ -249,11 +251,14 @@ class ModelRunner:
         logits, slots = parts.model.logits(hidden_NE), places.slots[places.owner]
         rows = SampleRows(slots, parts.transfer.send_index(slots), places.lengths, parts.batch.tokens)
         ids, edited = self._sampler.sample(logits, rows)
-        tokens, accepted = speculation.verify(plan, places, ids, edited)
+        verified = speculation.verify(plan, places, ids, edited)
+        tokens, accepted = verified.tokens, verified.accepted
+        if places.parents is not None:
+            hidden_TE = self._compact(plan, inputs, places, verified, hidden_TE)
         row, place = np.nonzero(tokens >= 0)
         parts.batch.write_tokens(places.slots[row], places.known[row] + place, tokens[row, place])
         shown = edited if self._sampler.shows_processed else logits
-        output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, self._logprobs_of(tokens, places, shown)))
+        output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, self._logprobs_of(verified, places, shown)))
         if parts.backup is not None:
             parts.backup.restore(plan, places.rows[accepted < places.drafts])
         counts = plan.counts.copy()
@@ -264,24 +269,47 @@ class ModelRunner:
         wanted = None if plan.draft_limits is None else plan.draft_limits[places.rows]
         began = time.monotonic()
         # Behind the drafts that were kept is the state that the last token was sampled from.
-        last = parts.transfer.send_index(np.searchsorted(places.owner, np.arange(len(accepted))) + accepted)
-        final = parts.transfer.send_index(tokens[np.arange(len(accepted)), accepted])
-        output.next_drafts = speculation.propose(places.slots, lengths, wanted, hidden_NE[last], final)
+        every = np.arange(len(accepted))
+        last = parts.transfer.send_index(np.searchsorted(places.owner, every) + verified.sources[every, accepted])
+        final = parts.transfer.send_index(tokens[every, accepted])
+        proposed = speculation.propose(places.slots, lengths, wanted, hidden_NE[last], final)
+        output.next_drafts, output.next_parents = proposed or (None, None)
         output.draft_seconds = time.monotonic() - began
         return PendingStep(lambda: output)
 
+    def _compact(
+        self, plan: SchedulerOutput, inputs: StepInputs, places: Places, verified: Verified, hidden_TE: torch.Tensor
+    ) -> torch.Tensor:
+        """Move drafts that were kept to where the text has them: in the cache, in the hidden states, which are
+        returned, and in what layers gave.
+        """
+        rows, sources, targets = verified.moved
+        if not len(rows):
+            return hidden_TE
+        compactor = self._parts.compactor
+        assert compactor is not None, "drafts branch, but nothing moves those that are kept"
+        known = places.known[rows]
+        compactor.move(inputs.steps, places.rows[rows], known + sources, known + targets)
+        order = np.arange(len(hidden_TE))
+        first = (inputs.ends[places.rows] - places.drafts)[rows]
+        order[first + targets] = first + sources
+        order_T = self._parts.transfer.send_index(order)
+        inputs.taps = {layer: tapped[order_T] for layer, tapped in inputs.taps.items()}
+        return hidden_TE[order_T]
+
     def _logprobs_of(
-        self, tokens: Ints, places: Places, shown_NV: torch.Tensor
+        self, verified: Verified, places: Places, shown_NV: torch.Tensor
     ) -> list[list[TokenLogprobs] | None] | None:
         """Return log probabilities of the tokens that count, by row."""
-        slots = places.slots[places.owner]
-        chosen = tokens[places.owner, places.within]
-        kept = np.flatnonzero(chosen >= 0)
         send = self._parts.transfer.send_index
         if not (self._parts.state.logprobs[places.slots] > -2).any():
             return None
-        logprobs = self._sampler.logprobs(shown_NV[send(kept)], send(chosen[kept]), slots[kept])
-        return None if logprobs is None else _group(logprobs, places.owner[kept], len(places.rows))
+        rows, place = np.nonzero(verified.tokens >= 0)
+        sampled = np.searchsorted(places.owner, rows) + verified.sources[rows, place]
+        logprobs = self._sampler.logprobs(
+            shown_NV[send(sampled)], send(verified.tokens[rows, place]), places.slots[rows]
+        )
+        return None if logprobs is None else _group(logprobs, rows, len(places.rows))
 
 
 def _sees_every_step(drafter: Drafter) -> bool:

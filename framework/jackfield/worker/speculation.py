@@ -19,9 +19,10 @@ from jackfield.interfaces import DraftBatch, Drafter, DraftOutcome, Drafts
 from jackfield.protocol import NewSequence, SchedulerOutput
 from jackfield.sampling import Sampler
 from jackfield.sampling.random import stream, uniform
-from jackfield.sampling.verification import VerificationMethod, keep_drawn, keep_equal
+from jackfield.sampling.verification import VerificationMethod, keep_drawn, keep_equal, walk_drawn, walk_equal
 from jackfield.worker.drawn import DraftDraws, Drawn
 from jackfield.worker.transfer import Transfer
+from jackfield.worker.trees import chains, checked_parents, depths, first_paths, pruned
 
 Ints = npt.NDArray[np.int32]
 T = TypeVar("T")
@@ -37,7 +38,8 @@ class Places:
 
     Args:
         rows: [R] sequences of the plan that sample. slots: [R] theirs. drafts: [R] drafts each has. known: [R] tokens
-            before each one's first place. owner, within: [N] row and place of each; a row's places are neighbours.
+            before each one's first place. owner, within: [N] row and place of each; a row's places are neighbours:
+            behind its last token, and behind each of its drafts. parents: [R, K] of drafts that branch, or None.
     """
 
     rows: npt.NDArray[np.int64]
@@ -46,6 +48,7 @@ class Places:
     known: Ints
     owner: npt.NDArray[np.int64]
     within: npt.NDArray[np.int64]
+    parents: Ints | None = None
 
     @classmethod
     def of(cls, plan: SchedulerOutput) -> Places:
@@ -56,12 +59,16 @@ class Places:
         owner = np.repeat(np.arange(len(rows)), drafts + 1)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(drafts + 1) - drafts - 1, drafts + 1)
         known = (plan.starts + plan.counts)[rows] - drafts
-        return cls(rows, plan.slots[rows], drafts, known, owner, within)
+        parents = None if plan.draft_parents is None else plan.draft_parents[rows]
+        return cls(rows, plan.slots[rows], drafts, known, owner, within, parents)
 
     @property
     def lengths(self) -> Ints:
-        """[N] tokens before each place."""
-        return (self.known[self.owner] + self.within).astype(np.int32)
+        """[N] tokens of the text before each place."""
+        deep = self.within
+        if self.parents is not None:
+            deep = np.where(deep > 0, depths(self.parents)[self.owner, deep - 1], 0)
+        return (self.known[self.owner] + deep).astype(np.int32)
 
     def table(self, values: npt.NDArray[Any], width: int) -> npt.NDArray[np.int64]:
         """Return [R, width] the values [N] of each row's places, -1 behind the last."""
@@ -71,14 +78,41 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of a step's drafts.
+
+    Args:
+        tokens: [R, 1 + K] that count, -1 behind the last. accepted: [R] drafts that were kept. sources: [R, 1 + K] the
+            place that each token was sampled in: of drafts that branch the kept ones' need not be neighbours.
+    """
+
+    tokens: Ints
+    accepted: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int64]
+
+    @property
+    def moved(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """[M] rows, and the drafts that were kept and are not where a chain's would be: which ones, and which they
+        become.
+        """
+        kept = self.sources[:, 1:] - 1
+        place = np.arange(kept.shape[1])
+        rows, targets = np.nonzero((kept != place) & (place < self.accepted[:, None]))
+        return rows, kept[rows, targets], targets
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationLimits:
-    """Sizes: K drafts, tokens of a sequence, vocabulary; and how drafts that were drawn are verified."""
+    """Sizes: K drafts, tokens of a sequence, vocabulary; how drafts that were drawn are verified; and whether drafts
+    may branch.
+    """
 
     num_drafts: int
     max_length: int
     vocab_size: int
     method: VerificationMethod = "standard"
     greedy_drafts: bool = False
+    branches: bool = False
 
 
 class Speculation:
@@ -123,28 +157,33 @@ class Speculation:
 
     def verify(
         self, plan: SchedulerOutput, places: Places, sampled_N: torch.Tensor, edited_NV: torch.Tensor
-    ) -> tuple[Ints, npt.NDArray[np.int64]]:
-        """Return tokens [R, 1 + K] (-1 behind the last that counts) and [R] how many drafts of each row were kept.
+    ) -> Verified:
+        """Return which drafts are kept, and the tokens behind them.
 
         Args:
             sampled_N: what the target samples in each place. edited_NV: the logits it was sampled from.
         """
         assert plan.drafts is not None
         drafts = plan.drafts[places.rows]
-        tokens = places.table(sampled_N.cpu().numpy(), 1 + drafts.shape[1])
-        accepted = keep_equal(*map(torch.from_numpy, (drafts, tokens[:, :-1], places.drafts))).numpy()
+        count, width = drafts.shape
+        sampled = places.table(sampled_N.cpu().numpy(), 1 + width)
+        kept = _keep_certain(places, drafts, sampled)
+        which, last = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         if self._drawn is not None:
             which, at = self._drawn.find(places.slots, places.known, places.drafts)
             if len(which):
-                kept, last = self._verify_drawn(places, drafts, which, self._drawn.probabilities[at], edited_NV)
-                accepted[which] = kept
-                tokens[which, :-1] = drafts[which]
-                tokens[which, kept] = last
-        tokens[np.arange(tokens.shape[1]) > accepted[:, None]] = -1
+                kept[which], last = self._verify_drawn(places, drafts, which, self._drawn.probabilities[at], edited_NV)
+        rows, accepted = np.arange(count), kept.sum(1)
+        order = np.argsort(~kept, axis=1, kind="stable")
+        sources = np.concatenate((np.zeros((count, 1), dtype=np.int64), order + 1), axis=1)
+        tokens = np.full((count, 1 + width), -1, dtype=np.int32)
+        tokens[:, :-1] = np.where(np.arange(width) < accepted[:, None], np.take_along_axis(drafts, order, 1), -1)
+        tokens[rows, accepted] = sampled[rows, sources[rows, accepted]]
+        tokens[which, accepted[which]] = last
         if self._tokens is not None:
             row, place = np.nonzero(tokens >= 0)
             self._tokens[places.slots[row], places.known[row] + place] = tokens[row, place]
-        return tokens.astype(np.int32), accepted
+        return Verified(tokens, accepted, sources)
 
     def observe(self, places: Places, accepted: npt.NDArray[np.int64]) -> None:
         """Tell the drafter what became of its drafts."""
@@ -157,8 +196,9 @@ class Speculation:
         wanted: Ints | None,
         hidden_BE: torch.Tensor | None = None,
         last_B: torch.Tensor | None = None,
-    ) -> Ints | None:
-        """Return drafts [B, K], cut at the first illegal id and at each row's limit; None where there are none.
+    ) -> tuple[Ints, Ints | None] | None:
+        """Return drafts [B, K], cut at the first illegal id and at each row's limit, and the parents of those that
+        branch, or None; None where there are none.
 
         Args:
             slots: [B]. lengths: [B] tokens of each sequence now. wanted: [B] most drafts of each, or None for K.
@@ -190,24 +230,49 @@ class Speculation:
             self._drafter, self._tokens, self._drawn = None, None, None
             return None
 
-    def _take(self, proposed: Drafts, batch: DraftBatch, draws: DraftDraws) -> Ints:
-        """Return legal drafts, and keep what they were drawn from."""
+    def _take(self, proposed: Drafts, batch: DraftBatch, draws: DraftDraws) -> tuple[Ints, Ints | None]:
+        """Return legal drafts and their parents, and keep what they were drawn from."""
         width, count = self._limits.num_drafts, len(batch.slots)
         ids = np.asarray(proposed.ids.cpu() if isinstance(proposed.ids, torch.Tensor) else proposed.ids)
         if ids.ndim != 2 or len(ids) != count or not np.issubdtype(ids.dtype, np.integer):
             raise TypeError(f"drafts of {count} sequences are integers [{count}, K], not {ids.dtype} {ids.shape}")
         self._drawn = draws.drawn(ids, proposed.probabilities, self._limits.vocab_size)
-        ids = ids[:, :width]
         legal = (ids >= 0) & (ids < self._limits.vocab_size)
         legal &= np.arange(ids.shape[1]) < batch.limits[:, None]
-        drafts = np.full((count, width), -1, dtype=np.int32)
-        drafts[:, : ids.shape[1]] = np.where(np.cumprod(legal, axis=1) == 1, ids, -1)
-        return drafts
+        drafts, parents = np.full((count, width), -1, dtype=np.int32), None
+        if proposed.parents is None:
+            ids = np.where(np.cumprod(legal, axis=1) == 1, ids, -1)[:, :width]
+        else:
+            ids, parents = self._branches(ids, checked_parents(proposed.parents, ids.shape), legal, batch.slots)
+            ids = ids[:, :width]
+        drafts[:, : ids.shape[1]] = ids
+        return drafts, parents
+
+    def _branches(
+        self, ids_BK: Ints, parents_BK: Ints, legal_BK: npt.NDArray[np.bool_], slots: Ints
+    ) -> tuple[Ints, Ints | None]:
+        """Return what is left of drafts that branch, and parents [B, K], or None where all that is left are chains.
+
+        Raises:
+            TypeError: the drafter did not say that its drafts branch, so that attention is not made for it.
+        """
+        if not self._limits.branches:
+            raise TypeError("drafts have parents, but the drafter does not say that they branch")
+        # Edits of logits look at all tokens before a place, which only a chain has one behind the other.
+        edited = self._sampler.state.edits[slots]
+        legal_BK &= ~edited[:, None] | first_paths(parents_BK)
+        ids, parents, order = pruned(ids_BK, parents_BK, legal_BK)
+        if self._drawn is not None:
+            self._drawn.reorder({int(slot): row for slot, row in zip(slots, order, strict=True)})
+        chain = chains(len(ids), self._limits.num_drafts)
+        full = chain.copy()
+        full[:, : parents.shape[1]] = parents[:, : full.shape[1]]
+        return ids, None if (full == chain).all() else full
 
     def _verify_drawn(
         self, places: Places, drafts: Ints, which: npt.NDArray[np.int64], q_RKV: torch.Tensor, edited_NV: torch.Tensor
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return [R'] kept drafts and the tokens behind them of the rows ``which``."""
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Return [R', K] which drafts are kept, and the tokens behind them, of the rows ``which``."""
         device, send = edited_NV.device, self._transfer.send_index
         counts = places.drafts[which]
         width = int(counts.max())
@@ -222,6 +287,24 @@ class Speculation:
         u_RK = uniform(stream(seeds, ACCEPTING, known).unsqueeze(1), place_K.unsqueeze(0))
         # What comes behind the kept drafts is drawn by the number of its own position, whichever that is.
         u_last_RK = uniform(seeds.unsqueeze(1), known.unsqueeze(1) + torch.arange(width + 1, device=device))
-        ids = send(drafts[which, :width])
-        kept, last = keep_drawn(p_RKV, q_RKV[:, :width], ids, send(counts), u_RK, u_last_RK, self._limits.method)
-        return kept.cpu().numpy(), last.cpu().numpy()
+        ids, q_RKV, kept = send(drafts[which, :width]), q_RKV[:, :width], np.zeros(drafts[which].shape, dtype=np.bool_)
+        if places.parents is None:
+            count, last = keep_drawn(p_RKV, q_RKV, ids, send(counts), u_RK, u_last_RK, self._limits.method)
+            kept[:, :width] = np.arange(width) < count.cpu().numpy()[:, None]
+        else:
+            parents = send(places.parents[which, :width])
+            walked, last = walk_drawn(p_RKV, q_RKV, ids, parents, send(counts), u_RK, u_last_RK)
+            kept[:, :width] = walked.cpu().numpy()
+        return kept, last.cpu().numpy()
+
+
+def _keep_certain(places: Places, drafts: Ints, sampled: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return [R, K] which drafts are what the target sampled in their place."""
+    ids, counts = torch.from_numpy(drafts.astype(np.int64)), torch.from_numpy(places.drafts.astype(np.int64))
+    if places.parents is not None:
+        parents = torch.from_numpy(places.parents.astype(np.int64))
+        walked: npt.NDArray[np.bool_] = walk_equal(ids, parents, torch.from_numpy(sampled), counts).numpy()
+        return walked
+    accepted = keep_equal(ids, torch.from_numpy(sampled[:, :-1]), counts).numpy()
+    kept: npt.NDArray[np.bool_] = np.arange(drafts.shape[1]) < accepted[:, None]
+    return kept

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from jackfield.layers.moe import Moe
 from jackfield.protocol import NewSequence, PoolingParams, SamplingParams, SchedulerOutput
 from jackfield.worker.model_runner import ModelRunner
 
@@ -42,6 +45,15 @@ def warm_up(
             runner.launch(_plan(fitting, params, block_size, groups, length)).result()
     used = list(range(min(2, max_sequences)))
     runner.launch(_plan([], SamplingParams(), block_size, groups, length, released=used)).result()
+
+
+def warm_experts(model: Any, max_tokens: int) -> None:
+    """Run what blocks of experts run at other numbers of tokens too; of blocks that are alike, one."""
+    blocks = [module for module in model.modules() if isinstance(module, Moe)]
+    for block in {
+        (block.config, block.gate_up.scheme.layout, block.down.scheme.layout): block for block in blocks
+    }.values():
+        block.warm_up(max_tokens)
 
 
 def _plan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from jackfield.protocol import SchedulerOutput
 from jackfield.sampling import SamplingState
 from jackfield.sampling.sampler import Draw
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
+from jackfield.worker.compaction import Compactor
 from jackfield.worker.draft_model import PagedDraftModel, join
 from jackfield.worker.features import FeatureTable
 from jackfield.worker.graphs import DecodeGraphs
@@ -38,9 +39,9 @@ from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.pooling import Heads, Pooler
 from jackfield.worker.speculation import SpeculationLimits
 from jackfield.worker.state_backup import StateBackup, backup_pages
-from jackfield.worker.storage import allocate_cache
+from jackfield.worker.storage import Planes, allocate_cache
 from jackfield.worker.transfer import Transfer
-from jackfield.worker.warmup import warm_up
+from jackfield.worker.warmup import warm_experts, warm_up
 
 
 class Worker:
@@ -82,6 +83,7 @@ class Worker:
             processors=self._processors(),
             drafter=self._drafter(model, max_length, drafting),
             backup=backup,
+            compactor=self._compactor(plan.groups, caches, transfer),
             speculation=self._speculation_limits(plan.max_model_len),
             slots=spec.max_num_seqs,
             logprobs_mode=spec.config.get("sampling.logprobs_mode"),
@@ -92,6 +94,7 @@ class Worker:
         self._runner = ModelRunner(parts)
         if spec.platform.asynchronous:
             self._record_steps(parts)
+            warm_experts(model, spec.max_num_batched_tokens)
             warm_up(
                 self._runner,
                 block_size=spec.block_size,
@@ -141,7 +144,18 @@ class Worker:
             spec.model_config.vocab_size,
             spec.config.get("speculative.rejection_sample_method"),
             greedy_drafts=spec.config.get("speculative.draft_sample_method") == "greedy",
+            branches=self._branches,
         )
+
+    @property
+    def _branches(self) -> bool:
+        """Whether drafts may branch."""
+        return self.spec.drafter is not None and self.spec.drafter.branches(self.spec.drafter_settings)
+
+    def _compactor(
+        self, groups: Sequence[CacheGroup], caches: Mapping[int, Planes], transfer: Transfer
+    ) -> Compactor | None:
+        return Compactor(groups, caches, self.spec.block_size, transfer) if self._branches else None
 
     def _drafter(self, model: nn.Module, max_length: int, drafting: PagedDraftModel | None) -> Drafter | None:
         spec = self.spec

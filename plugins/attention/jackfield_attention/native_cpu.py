@@ -33,7 +33,9 @@ class NativeCpuBackend(AttentionBackend):
     name = "native_cpu"
     summary = "paged attention in C for short queries, torch's for long ones"
     kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding"})
-    features: ClassVar[frozenset[str]] = TorchSdpaBackend.features - {"alibi", "sinks"} | {"batch_invariant"}
+    features: ClassVar[frozenset[str]] = frozenset(
+        TorchSdpaBackend.features - {"alibi", "sinks", "dual_chunk", "cache_scales"} | {"batch_invariant"}
+    )
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
@@ -46,6 +48,8 @@ class NativeCpuBackend(AttentionBackend):
         if not found and request.cache_dtype not in ("", request.dtype):
             detail = f"{request.cache_dtype} differs from the computation type {request.dtype}"
             found.append(Reason("cache_dtype", "cache_dtype", detail, "leave cache.cache_dtype out"))
+        if {"tree", "batch_invariant"} <= request.needs:
+            found.append(Reason("tree", "needs", "drafts that branch are torch's, whose results depend on the batch"))
         for fact in ("head_size", "value_head_size"):
             if getattr(request, fact) > LARGEST_HEAD:
                 found.append(Reason(fact, fact, f"{getattr(request, fact)} is above {LARGEST_HEAD}"))

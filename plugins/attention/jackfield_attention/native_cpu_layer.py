@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from jackfield.interfaces import AttentionEnv, AttentionStep
-from jackfield_attention.torch_sdpa_layer import ROW_LIMIT, Long, SdpaLayer, SdpaMetadataBuilder
+from jackfield_attention.torch_sdpa_layer import ROW_LIMIT, Long, SdpaLayer, SdpaMetadata, SdpaMetadataBuilder
 from jackfield_native.library import address, kernels
 
 Ints = npt.NDArray[np.int32]
@@ -28,12 +28,14 @@ class NativeMetadata:
 
     Args:
         rows: [4, R] int32: token of the step, sequence, first token seen, and the end of what is seen.
-        table: [B, M] int32. long: queries that torch handles.
+        table: [B, M] int32. long: queries that torch handles. branched: a step with drafts that branch, which torch
+            handles whole, or None.
     """
 
     rows: Ints
     table: torch.Tensor
     long: list[Long]
+    branched: SdpaMetadata | None = None
 
 
 class NativeMetadataBuilder(SdpaMetadataBuilder):
@@ -47,6 +49,8 @@ class NativeMetadataBuilder(SdpaMetadataBuilder):
     def build(self, step: AttentionStep) -> NativeMetadata:  # type: ignore[override]  # rows are of another kind
         """Return the metadata of ``step``."""
         assert step.lengths_host is not None
+        if step.tree is not None:
+            return NativeMetadata(np.empty((4, 0), dtype=np.int32), step.block_table, [], super().build(step))
         starts, lengths = step.query_start_host, step.lengths_host
         if step.max_query == 1:
             token = np.arange(step.num_sequences, dtype=np.int32)
@@ -143,6 +147,8 @@ class NativeLayer(SdpaLayer):
         self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: NativeMetadata, out_THD: torch.Tensor
     ) -> None:
         """See AttentionLayer."""
+        if metadata.branched is not None:
+            super().attend(q_THD, cache, metadata.branched, out_THD)
         if metadata.rows.shape[1]:
             self._attend_short(q_THD, cache, metadata, out_THD)
         for query in metadata.long:

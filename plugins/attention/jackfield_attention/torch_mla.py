@@ -33,7 +33,9 @@ class TorchMlaBackend(AttentionBackend):
     name = "torch_mla"
     summary = "multi-head latent attention in plain torch; reference everywhere"
     kinds: ClassVar[frozenset[str]] = frozenset({"mla"})
-    features: ClassVar[frozenset[str]] = frozenset({"prefill", "chunked_prefill", "decode", "mixed", "gqa"})
+    features: ClassVar[frozenset[str]] = frozenset(
+        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "cache_scales", "tree"}
+    )
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16", "float64"})
     host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
     options: ClassVar[Mapping[str, Option]] = {

@@ -11,6 +11,7 @@ rotation, R latent, V value size, L tokens seen.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ class MlaLayer:
         self._rank, self._scale, self._block = int(request.extra["latent_size"]), request.scale, env.block_size
         self._plain = request.head_size - int(request.extra["rope_size"])
         self._part = max(1, int(env.settings["context_part"]))
-        self._latents = SdpaLayer(env)
-        self._store = make_store(request.cache_dtype or request.dtype, getattr(torch, request.dtype))
+        # A latent is keys and values at once, and has one scale.
+        self._latents = SdpaLayer(replace(env, v_scale=env.k_scale))
+        scales = {"latent": env.k_scale}
+        self._store = make_store(request.cache_dtype or request.dtype, getattr(torch, request.dtype), scales)
 
     def bind(self, kv_up: Any) -> None:
         """See LatentLayer."""
@@ -75,25 +78,31 @@ class MlaLayer:
         total = lse = None
         for start in range(0, query.length, self._part):
             part = slice(start, min(start + self._part, query.length))
-            mixed, sums = self._over(q_NHD, latents_LJ[part], start - first)
+            seen_NL = None if query.mask_NL is None else query.mask_NL[:, part]
+            mixed, sums = self._over(q_NHD, latents_LJ[part], start - first, seen_NL)
             total, lse = (mixed, sums) if total is None or lse is None else merge(total, lse, mixed, sums)
         assert total is not None
         return total.transpose(0, 1).to(q_NHD.dtype)
 
     def _over(
-        self, q_NHD: torch.Tensor, latents_LJ: torch.Tensor, offset: int | torch.Tensor
+        self,
+        q_NHD: torch.Tensor,
+        latents_LJ: torch.Tensor,
+        offset: int | torch.Tensor,
+        seen_NL: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what queries mix of a part of the context, [H, N, V], and log-sum-exps [H, N]. ``offset``: place of
-        the part's first token, seen from the first query.
+        the part's first token, seen from the first query. ``seen_NL``: what is seen, where it is not all before.
         """
         latent_LR, rope_LP = torch.split(latents_LJ, [self._rank, latents_LJ.shape[-1] - self._rank], -1)
         q_HNK, q_HNP = torch.split(q_NHD.transpose(0, 1), [self._plain, q_NHD.shape[-1] - self._plain], -1)
         k_HLK = torch.einsum("lr,hkr->hlk", latent_LR, self._k_HKR)
         v_HLV = torch.einsum("lr,hvr->hlv", latent_LR, self._v_HVR)
         scores_HNL = (q_HNK @ k_HLK.transpose(1, 2) + q_HNP @ rope_LP.T).float() * self._scale
-        places_L = torch.arange(len(latents_LJ), device=q_NHD.device) + offset
-        later_NL = places_L > torch.arange(len(q_NHD), device=q_NHD.device).unsqueeze(1)
-        scores_HNL.masked_fill_(later_NL, float("-inf"))
+        if seen_NL is None:
+            places_L = torch.arange(len(latents_LJ), device=q_NHD.device) + offset
+            seen_NL = places_L <= torch.arange(len(q_NHD), device=q_NHD.device).unsqueeze(1)
+        scores_HNL.masked_fill_(~seen_NL, float("-inf"))
         lse_HN = scores_HNL.logsumexp(-1)
         # A query that sees nothing of the part has a sum of 0, and weights of 0 after this.
         weights_HNL = (scores_HNL - lse_HN.clamp(min=torch.finfo(torch.float32).min).unsqueeze(-1)).exp()

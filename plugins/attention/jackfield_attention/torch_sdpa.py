@@ -31,7 +31,8 @@ class TorchSdpaBackend(AttentionBackend):
     summary = "paged attention in plain torch; reference everywhere"
     kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding", "chunked_local", "encoder"})
     features: ClassVar[frozenset[str]] = frozenset(
-        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "alibi", "sinks", "diff_kv"}
+        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "alibi", "sinks", "diff_kv", "tree"}
+        | {"dual_chunk", "cache_scales"}
     )
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16", "float64"})
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
@@ -48,8 +49,13 @@ class TorchSdpaBackend(AttentionBackend):
             found.append(Reason("softcap", "softcap", "a soft cap and linear biases in one layer"))
         if {"sinks", "alibi"} <= request.needs:
             found.append(Reason("sinks", "needs", "sinks and linear biases in one layer"))
+        if "dual_chunk" in request.needs:
+            extra = sorted({"softcap", "alibi", "sinks", "tree"} & request.needs)
+            found += [Reason(need, "needs", f"dual-chunk attention has no {need}") for need in extra]
+            if request.kind != "full":
+                found.append(Reason("dual_chunk", "kind", f"dual-chunk attention of kind {request.kind}"))
         if request.kind == "encoder":
-            extra = sorted({"softcap", "alibi", "sinks"} & request.needs)
+            extra = sorted({"softcap", "alibi", "sinks", "tree"} & request.needs)
             found += [Reason(need, "needs", f"encoder layers have no {need}") for need in extra]
         return found
 
@@ -78,6 +84,10 @@ class TorchSdpaBackend(AttentionBackend):
             from jackfield_attention.torch_sdpa_encoder import EncoderMetadataBuilder
 
             return EncoderMetadataBuilder(env)
+        if "dual_chunk" in env.request.needs:
+            from jackfield_attention.torch_dual_chunk import DualChunkMetadataBuilder
+
+            return DualChunkMetadataBuilder(env)
         from jackfield_attention.torch_sdpa_layer import SdpaMetadataBuilder
 
         return SdpaMetadataBuilder(env)
@@ -89,6 +99,10 @@ class TorchSdpaBackend(AttentionBackend):
             from jackfield_attention.torch_sdpa_encoder import SdpaEncoderLayer
 
             return SdpaEncoderLayer(env)
+        if "dual_chunk" in env.request.needs:
+            from jackfield_attention.torch_dual_chunk import DualChunkLayer
+
+            return DualChunkLayer(env)
         from jackfield_attention.torch_sdpa_layer import SdpaLayer
 
         return SdpaLayer(env)

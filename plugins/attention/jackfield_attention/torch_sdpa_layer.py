@@ -13,8 +13,8 @@ value size, L tokens seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
 from jackfield_attention.torch_store import make_store
+from jackfield_attention.tree_cells import tree_cells
 
 ROW_LIMIT = 8
 """Queries of up to this many tokens are handled as rows."""
@@ -34,7 +35,8 @@ class Rows:
 
     hidden_CP says which cells of the blocks a row must not see; hidden_blocks and hidden_places list the same cells.
     What they hold is somebody else's, or was never written: it may be NaN, which no weight of zero takes away.
-    distance_CP is how far behind the row's token each cell lies, negated; only where biases depend on it.
+    distance_CP is how far behind the row's token each cell lies, negated; only where biases depend on it. queries_C
+    says which rotation of a row's query a block meets, where there are several.
     """
 
     tokens: torch.Tensor
@@ -45,6 +47,17 @@ class Rows:
     hidden_places: torch.Tensor
     count: int
     distance_CP: torch.Tensor | None = None
+    queries_C: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Views:
+    """Ranges of tokens that rows see, [W] each: the row, the first token, the end, the rotation of its query."""
+
+    row: np.ndarray[Any, Any]
+    first: np.ndarray[Any, Any]
+    end: np.ndarray[Any, Any]
+    query: np.ndarray[Any, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -94,15 +107,20 @@ class SdpaMetadataBuilder:
 
     def build(self, step: AttentionStep) -> SdpaMetadata:
         """Return the metadata of ``step``."""
+        return self.build_some(step, np.ones(step.num_sequences, dtype=np.bool_))
+
+    def build_some(self, step: AttentionStep, wanted: np.ndarray[Any, Any]) -> SdpaMetadata:
+        """Return the metadata of those sequences of ``step`` that are wanted, [B] bool."""
         assert step.lengths_host is not None
         starts = step.query_start_host.astype(np.int64)
         counts = np.diff(starts)
         lengths = step.lengths_host.astype(np.int64)
-        short = np.flatnonzero(counts <= ROW_LIMIT)
+        short = np.flatnonzero(wanted & (counts <= ROW_LIMIT))
         rows = self._rows(step, short, starts, counts, lengths) if len(short) else None
         long = [
-            self._long(step, int(b), int(starts[b]), int(starts[b + 1]), int(lengths[b]))
-            for b in np.flatnonzero(counts > ROW_LIMIT)
+            piece
+            for b in np.flatnonzero(wanted & (counts > ROW_LIMIT))
+            for piece in self._pieces(step, int(b), int(starts[b]), int(starts[b + 1]), int(lengths[b]))
         ]
         return SdpaMetadata(rows, long)
 
@@ -116,19 +134,25 @@ class SdpaMetadataBuilder:
     ) -> Rows:
         block = self._block
         sequence = np.repeat(short, counts[short])
-        within = _ranges(counts[short])
+        within = ranges(counts[short])
         tokens = starts[sequence] + within
         seen = lengths[sequence] - counts[sequence] + within + 1
-        first_seen = np.maximum(self._first_seen(seen - 1), 0)
-        first_block = first_seen // block
-        blocks = (seen + block - 1) // block - first_block
-        owners = np.repeat(np.arange(len(seen)), blocks)
-        index = first_block[owners] + _ranges(blocks)
+        text = seen - 1 if step.tree is None else step.tree.positions_host[tokens]
+        views = replace(self._views(text + 1), end=seen) if step.tree is not None else self._views(seen)
+        first_block = views.first // block
+        blocks = (views.end + block - 1) // block - first_block
+        which = np.repeat(np.arange(len(views.row)), blocks)
+        owners = views.row[which]
+        index = first_block[which] + ranges(blocks)
         position = index[:, None] * block + np.arange(block)
-        hidden = (position >= seen[owners, None]) | (position < first_seen[owners, None])
+        hidden = position >= views.end[which, None]
+        if step.tree is not None:
+            shown, position = tree_cells(step, step.tree, sequence[owners], tokens[owners], position)
+            hidden |= ~shown
+        hidden |= position < views.first[which, None]
         pages = step.block_table[self._tensor(sequence[owners]), self._tensor(index)]
         in_blocks, places = (self._tensor(part) for part in np.nonzero(hidden))
-        distance = self._tensor(position - (seen[owners, None] - 1)) if self._biased else None
+        distance = self._tensor(position - text[owners, None]) if self._biased else None
         return Rows(
             self._tensor(tokens),
             self._tensor(owners),
@@ -138,21 +162,44 @@ class SdpaMetadataBuilder:
             places,
             len(seen),
             distance,
+            None if views.query is None else self._tensor(views.query[which]),
         )
+
+    def _views(self, seen: np.ndarray[Any, Any]) -> Views:
+        """Return what rows see that end at ``seen``."""
+        return Views(np.arange(len(seen)), np.maximum(self._first_seen(seen - 1), 0), seen)
+
+    def _pieces(self, step: AttentionStep, sequence: int, start: int, stop: int, length: int) -> Iterator[Long]:
+        """Yield one long query in the pieces that are handled one by one."""
+        yield self._long(step, sequence, start, stop, length)
 
     def _long(self, step: AttentionStep, sequence: int, start: int, stop: int, length: int) -> Long:
         block, count = self._block, stop - start
         first = max(0, self._first_seen(length - count)) // block
         pages = step.block_table[sequence, first : (length + block - 1) // block]
         mask_NL = distance_NL = None
-        if count < length or self._window or self._biased:
-            seen = torch.arange(first * block, length, device=self._device)
-            mine = torch.arange(length - count, length, device=self._device).unsqueeze(1)
-            mask_NL = seen <= mine
+        if step.tree is not None or count < length or self._window or self._biased:
+            mask_NL, seen, mine = self._shown(step, sequence, start, stop, range(first * block, length))
             if self._window:
                 mask_NL &= seen >= self._first_seen(mine)
             distance_NL = seen - mine if self._biased else None
         return Long(start, stop, pages, length - first * block, mask_NL, distance_NL)
+
+    def _shown(
+        self, step: AttentionStep, sequence: int, start: int, stop: int, places: range
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return [N, L] what new tokens see of places, and the positions in the text of both: of these [N or 1, L], of
+        those [N, 1].
+        """
+        if step.tree is None:
+            seen = torch.arange(places.start, places.stop, device=self._device)
+            mine = torch.arange(places.stop - (stop - start), places.stop, device=self._device).unsqueeze(1)
+            return seen <= mine, seen, mine
+        tokens = np.arange(start, stop)
+        owners, line = np.full(stop - start, sequence), np.arange(places.start, places.stop)[None]
+        shown, text = tree_cells(step, step.tree, owners, tokens, line)
+        mine = self._tensor(step.tree.positions_host[start:stop]).unsqueeze(1)
+        return self._tensor(shown), self._tensor(text), mine
 
     def _first_seen(self, position: Any) -> Any:
         """Return the first position that a token sees; below 0 where it sees all."""
@@ -174,7 +221,8 @@ class SdpaLayer:
         self._sinks_H = env.sinks
         self._block = env.block_size
         dtype = getattr(torch, env.request.dtype)
-        self._store = make_store(env.request.cache_dtype or env.request.dtype, dtype)
+        scales = {"k": env.k_scale, "v": env.v_scale}
+        self._store = make_store(env.request.cache_dtype or env.request.dtype, dtype, scales)
 
     def write(
         self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, cache: Mapping[str, torch.Tensor], slots: torch.Tensor
@@ -208,16 +256,15 @@ class SdpaLayer:
         """Attend from rows [R, H, D] over pages ``k`` and ``v``; writes ``out`` [R, H, V]."""
         k_CKPD, v_CKPV = (self._store.read(cache, name, rows.pages) for name in ("k", "v"))
         v_CKPV[rows.hidden_blocks, :, rows.hidden_places] = 0
-        heads = k_CKPD.shape[1]
-        q_RKGD = (q_RHD * self._scale).view(len(q_RHD), heads, -1, q_RHD.shape[-1])
-        scores_CKGP = q_RKGD.index_select(0, rows.owners) @ k_CKPD.transpose(-1, -2)
+        q_CKGD = self._by_block(q_RHD * self._scale, rows, k_CKPD.shape[1])
+        scores_CKGP = q_CKGD @ k_CKPD.transpose(-1, -2)
         if self._softcap:
             scores_CKGP = torch.tanh(scores_CKGP / self._softcap) * self._softcap
         if rows.distance_CP is not None:
             scores_CKGP += self._bias(rows.distance_CP[:, None, None, :], scores_CKGP.shape[1:3], scores_CKGP.dtype)
         scores_CKGP.masked_fill_(rows.hidden_CP[:, None, None, :], float("-inf"))
         best_CKG = scores_CKGP.amax(-1)
-        best_RKG = torch.full(q_RKGD.shape[:3], float("-inf"), dtype=q_RHD.dtype, device=q_RHD.device)
+        best_RKG = best_CKG.new_full((rows.count, *best_CKG.shape[1:]), float("-inf"))
         if self._sinks_H is not None:
             best_RKG.copy_(self._sinks_H.view(best_RKG.shape[1:]))
         best_RKG.scatter_reduce_(0, rows.owners.view(-1, 1, 1).expand_as(best_CKG), best_CKG, "amax")
@@ -230,11 +277,15 @@ class SdpaLayer:
         mixed_RKGV.index_add_(0, rows.owners, weights_CKGP @ v_CKPV)
         torch.div(mixed_RKGV.flatten(1, 2), total_RKG.flatten(1).unsqueeze(-1), out=out_RHV)
 
+    def _by_block(self, q_RHD: torch.Tensor, rows: Rows, heads: int) -> torch.Tensor:
+        """Return the queries [C, K, G, D] that blocks meet."""
+        return q_RHD.view(len(q_RHD), heads, -1, q_RHD.shape[-1]).index_select(0, rows.owners)
+
     def _attend_long(
         self, q_NHD: torch.Tensor, cache: Mapping[str, torch.Tensor], query: Long, out_NHV: torch.Tensor
     ) -> None:
         pages = (self._store.read(cache, name, query.pages) for name in ("k", "v"))
-        k_KLD, v_KLV = (_sequence(part, query.length) for part in pages)
+        k_KLD, v_KLV = (sequence_of(part, query.length) for part in pages)
         q_HND = q_NHD.transpose(0, 1)
         if self._softcap or self._sinks_H is not None:
             out_NHV.copy_(self._written_out(q_HND, k_KLD, v_KLV, query).transpose(0, 1))
@@ -275,12 +326,12 @@ class SdpaLayer:
         return weights_HNL @ v_KLV.repeat_interleave(groups, 0)
 
 
-def _sequence(pages_CKPD: torch.Tensor, length: int) -> torch.Tensor:
+def sequence_of(pages_CKPD: torch.Tensor, length: int) -> torch.Tensor:
     """Return one sequence's ``[K, L, D]`` out of its pages."""
     return pages_CKPD.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
-def _ranges(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def ranges(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return ``[0..counts[0]), [0..counts[1]), ...`` in one array."""
     total = int(counts.sum())
     within: np.ndarray[Any, Any] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -24,13 +24,21 @@ class Store(Protocol):
         """Return a copy of whole pages, [C, K, P, D] in the computation type."""
         ...
 
+    def pick(self, cache: Cache, name: str, pages: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return copies of single vectors, [*, K, D] in the computation type; ``pages`` and ``places`` are [*]."""
+        ...
 
-def make_store(kind: str, dtype: torch.dtype) -> Store:
+
+Scales = Mapping[str, torch.Tensor | None]
+"""[K] by plane: 8-bit floats are divided by them; None for 1."""
+
+
+def make_store(kind: str, dtype: torch.dtype, scales: Scales | None = None) -> Store:
     """Return the store for a storage type, as torch or ``cache_types`` name it."""
     if kind in ("int8", "int4"):
         return IntegerStore(4 if kind == "int4" else 8, dtype)
     stored = getattr(torch, kind)
-    return PlainStore(dtype) if stored.itemsize > 1 else FloatStore(stored, dtype)
+    return PlainStore(dtype) if stored.itemsize > 1 else FloatStore(stored, dtype, scales or {})
 
 
 class PlainStore:
@@ -47,23 +55,43 @@ class PlainStore:
         """See Store."""
         return cache[name].index_select(0, pages)
 
+    def pick(self, cache: Cache, name: str, pages: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """See Store."""
+        return cache[name][pages, :, places]
+
 
 class FloatStore:
-    """8-bit floats."""
+    """8-bit floats, divided by a scale for each head where there are some."""
 
-    def __init__(self, stored: torch.dtype, dtype: torch.dtype) -> None:
-        self._stored, self._dtype = stored, dtype
+    def __init__(self, stored: torch.dtype, dtype: torch.dtype, scales: Scales) -> None:
+        self._stored, self._dtype, self._scales = stored, dtype, scales
         self._largest = torch.finfo(stored).max
 
     def write(self, cache: Cache, name: str, x_TKD: torch.Tensor, pages: torch.Tensor, places: torch.Tensor) -> None:
         """See Store; numbers beyond the type's become its largest."""
+        scale_K = self._scales.get(name)
+        if scale_K is not None:
+            x_TKD = x_TKD.to(torch.promote_types(x_TKD.dtype, torch.float32)) / scale_K.unsqueeze(-1)
         narrow = x_TKD.clamp(-self._largest, self._largest).to(self._stored)
         # Indexing is not made for 8-bit floats everywhere; bytes are bytes.
         cache[name].view(torch.uint8)[pages, :, places] = narrow.view(torch.uint8)
 
     def read(self, cache: Cache, name: str, pages: torch.Tensor) -> torch.Tensor:
         """See Store."""
-        return cache[name].view(torch.uint8).index_select(0, pages).view(self._stored).to(self._dtype)
+        narrow = cache[name].view(torch.uint8).index_select(0, pages).view(self._stored)
+        return self._widened(name, narrow, 2)
+
+    def pick(self, cache: Cache, name: str, pages: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """See Store."""
+        return self._widened(name, cache[name].view(torch.uint8)[pages, :, places].view(self._stored), 1)
+
+    def _widened(self, name: str, narrow: torch.Tensor, behind: int) -> torch.Tensor:
+        """Return numbers in the computation type; there are ``behind`` dimensions behind the heads."""
+        scale_K = self._scales.get(name)
+        if scale_K is None:
+            return narrow.to(self._dtype)
+        wide = torch.promote_types(self._dtype, torch.float32)
+        return (narrow.to(wide) * scale_K.view(-1, *(1,) * behind)).to(self._dtype)
 
 
 class IntegerStore:
@@ -86,8 +114,13 @@ class IntegerStore:
 
     def read(self, cache: Cache, name: str, pages: torch.Tensor) -> torch.Tensor:
         """See Store."""
-        whole = cache[name].index_select(0, pages)
+        return self._widened(*(cache[part].index_select(0, pages) for part in (name, f"{name}_scale")))
+
+    def pick(self, cache: Cache, name: str, pages: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """See Store."""
+        return self._widened(*(cache[part][pages, :, places] for part in (name, f"{name}_scale")))
+
+    def _widened(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         if self._packed:
             whole = torch.cat((whole & 15, whole >> 4), -1).to(torch.int8) - 8
-        scale_CKP = cache[f"{name}_scale"].index_select(0, pages)
-        return (whole.float() * scale_CKP.unsqueeze(-1)).to(self._dtype)
+        return (whole.float() * scale.unsqueeze(-1)).to(self._dtype)

@@ -40,7 +40,7 @@ class TritonBackend(AttentionBackend):
     summary = "paged attention in Triton: split-key decode, tiled prefill"
     kinds: ClassVar[frozenset[str]] = frozenset({"full", "sliding", "chunked_local"})
     features: ClassVar[frozenset[str]] = frozenset(
-        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "sinks"}
+        {"prefill", "chunked_prefill", "decode", "mixed", "gqa", "softcap", "sinks", "cache_scales", "tree"}
     )
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})

@@ -18,11 +18,21 @@ def stored(x, kind: tl.constexpr):
 
 
 @triton.jit
+def shrunk(x, scale, SCALED: tl.constexpr):
+    """Return rows divided by their scales, rounded as torch does."""
+    if SCALED:
+        return tl.div_rn(x.to(tl.float32), scale[:, None] + tl.zeros_like(x).to(tl.float32))
+    else:
+        return x
+
+
+@triton.jit
 def write_kernel(
-    k, v, k_cache, v_cache, slots, heads, k_row, k_head, v_row, v_head, kc_page, kc_head, kc_token, vc_page, vc_head,
-    vc_token, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    k, v, k_cache, v_cache, slots, k_scale, v_scale, heads, k_row, k_head, v_row, v_head, kc_page, kc_head, kc_token,
+    vc_page, vc_head, vc_token, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tokens, parts of HEADS heads). A negative slot is not written."""
+    """Grid: (tokens, parts of HEADS heads). A negative slot is not written. SCALED: each head has a scale."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     KIND: tl.constexpr = k_cache.dtype.element_ty
@@ -33,6 +43,10 @@ def write_kernel(
         page, place = slot // PAGE, slot % PAGE
         keys = tl.load(k + token * k_row + head * k_head + column, mask=mask)
         values = tl.load(v + token * v_row + head * v_head + column, mask=mask)
+        if SCALED:
+            number = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+            keys = shrunk(keys, tl.load(k_scale + number, mask=number < heads, other=1.0), True)
+            values = shrunk(values, tl.load(v_scale + number, mask=number < heads, other=1.0), True)
         tl.store(k_cache + page * kc_page + place * kc_token + head * kc_head + column, stored(keys, KIND), mask=mask)
         tl.store(v_cache + page * vc_page + place * vc_token + head * vc_head + column, stored(values, KIND), mask=mask)
 
@@ -68,11 +82,12 @@ def _scaled(x, scale, factor, TYPE: tl.constexpr):
 
 @triton.jit
 def _prepare_heads(
-    source, target, here, keep, low_factor, high_factor, rest_factor, eps, angles, D: tl.constexpr, HALF: tl.constexpr,
-    HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    source, target, here, keep, low_factor, high_factor, rest_factor, eps, angles, scale_of, D: tl.constexpr,
+    HALF: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and rotate heads (``source`` [HEADS] pointers) and store them at ``target``. The factors are the norm's
-    weights.
+    """Normalize and rotate heads (``source`` [HEADS] pointers) and store them at ``target``, divided by ``scale_of``
+    [HEADS] where SCALED. The factors are the norm's weights.
 
     A thread holds both members of its pairs, so that writing in place cannot race with reading.
     """
@@ -103,10 +118,11 @@ def _prepare_heads(
         high = high * cos + low * sin
         low = turned
     mask = mask & keep
-    tl.store(target[:, None] + pair[None, :], stored(low.to(TYPE), KIND), mask=mask)
-    tl.store(target[:, None] + HALF + pair[None, :], stored(high.to(TYPE), KIND), mask=mask)
+    tl.store(target[:, None] + pair[None, :], stored(shrunk(low.to(TYPE), scale_of, SCALED), KIND), mask=mask)
+    tl.store(target[:, None] + HALF + pair[None, :], stored(shrunk(high.to(TYPE), scale_of, SCALED), KIND), mask=mask)
     if REST > 0:
-        tl.store(target[:, None] + other[None, :], stored(rest.to(TYPE), KIND), mask=rest_mask & keep)
+        rest = shrunk(rest.to(TYPE), scale_of, SCALED)
+        tl.store(target[:, None] + other[None, :], stored(rest, KIND), mask=rest_mask & keep)
 
 
 @triton.jit
@@ -121,10 +137,10 @@ def _factors(weight, D: tl.constexpr, HALF: tl.constexpr, HALF_WIDTH: tl.constex
 
 @triton.jit
 def qk_norm_rope_write_kernel(
-    qkv, q_weight, k_weight, eps, cos_sin, k_cache, v_cache, slots, qkv_row, angle_row, kc_page, kc_head, kc_token,
-    vc_page, vc_head, vc_token, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    HALF: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, PDL: tl.constexpr,
+    qkv, q_weight, k_weight, eps, cos_sin, k_cache, v_cache, slots, k_scale, v_scale, qkv_row, angle_row, kc_page,
+    kc_head, kc_token, vc_page, vc_head, vc_token, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, parts of HEADS heads: first those of queries, then of keys, then of values).
 
@@ -150,19 +166,26 @@ def qk_norm_rope_write_kernel(
     if part < Q_PARTS:
         head = part * HEADS + tl.arange(0, HEADS)
         _prepare_heads(
-            source + head * D, source + head * D, head < Q_HEADS, True, low, high, rest, eps, angles,
-            D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE,
+            source + head * D, source + head * D, head < Q_HEADS, True, low, high, rest, eps, angles, 1.0,
+            D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE, False,
         )  # fmt: skip
     elif part < Q_PARTS + K_PARTS:
         head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
+        scale_of = 1.0
+        if SCALED:
+            scale_of = tl.load(k_scale + head, mask=head < K_HEADS, other=1.0)
         _prepare_heads(
             source + (Q_HEADS + head) * D, k_cache + page * kc_page + place * kc_token + head.to(tl.int64) * kc_head,
-            head < K_HEADS, slot >= 0, low, high, rest, eps, angles, D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE,
+            head < K_HEADS, slot >= 0, low, high, rest, eps, angles, scale_of,
+            D, HALF, HALF_WIDTH, REST_WIDTH, NORM, ROPE, SCALED,
         )  # fmt: skip
     else:
         rows = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]
         column = tl.arange(0, WIDTH)[None, :]
         mask = (rows < K_HEADS) & (column < D) & (slot >= 0)
         values = tl.load(source + (Q_HEADS + K_HEADS + rows) * D + column, mask=mask)
+        if SCALED:
+            head = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)
+            values = shrunk(values, tl.load(v_scale + head, mask=head < K_HEADS, other=1.0), True)
         target = v_cache + page * vc_page + place * vc_token + rows.to(tl.int64) * vc_head
         tl.store(target + column, stored(values, target.dtype.element_ty), mask=mask)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jackfield_attention.triton_tile_kernels import attend_tile, divided, lowest, with_sink
+from jackfield_attention.triton_tile_kernels import attend_tile, divided, lowest, sight, times, with_sink
 
 
 @triton.jit
@@ -91,9 +91,9 @@ def _store_part(
 
 @triton.jit
 def _see(
-    q, k, v, table, begin, end, length, limit, scale, cap, k_page, k_token, v_page, v_token, D: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
+    q, k, v, table, begin, end, length, limit, mine, bits, scale, cap, k_page, k_token, v_page, v_token,
+    D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Return (mixed, best, total) of keys ``begin`` to ``end``."""
     best = tl.full((ROWS,), -1.0e30, tl.float32)
@@ -101,21 +101,24 @@ def _see(
     mixed = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in range(begin, end, TILE):
         mixed, best, total = attend_tile(
-            q, mixed, best, total, k, v, table, first, length, limit, scale, cap, k_page, k_token, v_page, v_token,
-            D, WIDTH, PAGE, TILE, WINDOW, CAPPED, True,
+            q, mixed, best, total, k, v, table, first, length, limit, mine, bits, scale, cap, k_page, k_token, v_page,
+            v_token, D, WIDTH, PAGE, TILE, WINDOW, CAPPED, True, TREE,
         )  # fmt: skip
     return mixed, best, total
 
 
 @triton.jit
 def decode_kernel(
-    q, k, v, out, lengths, query_start, block_table, sinks, parts, bests, totals, counters, splits, scale, cap,
-    q_token, q_head, k_page, k_head, k_token, v_page, v_head, v_token, out_token, out_head, table_row,
+    q, k, v, out, lengths, query_start, block_table, sinks, parts, bests, totals, counters, k_scale, v_scale,
+    tree_base, tree_bits, tree_text, splits, scale, cap, q_token, q_head, k_page, k_head, k_token, v_page, v_head,
+    v_token, out_token, out_head, table_row,
     GROUP: tl.constexpr, QUERY: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    MERGE: tl.constexpr, PDL: tl.constexpr,
+    MERGE: tl.constexpr, SCALED: tl.constexpr, TREE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences, cache heads, splits). QUERY bounds the new tokens of a sequence; MERGE bounds the splits."""
+    """Grid: (sequences, cache heads, splits). QUERY bounds the new tokens of a sequence; MERGE bounds the splits. TREE:
+    drafts branch, see TreeMask.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -142,12 +145,17 @@ def decode_kernel(
         q_rows = q + (start + token).to(tl.int64) * q_token + head * q_head
         query = tl.load(q_rows[:, None] + column[None, :], mask=valid[:, None] & (column < D)[None, :], other=0.0)
         first = begin + split * each * TILE
+        limit, mine, bits = sight(
+            length - count + token + 1, tree_base, tree_bits, tree_text, start + token, valid, TREE
+        )  # fmt: skip
+        scale = times(scale, k_scale + kv_head, SCALED)
         mixed, best, total = _see(
             query, k + kv_head.to(tl.int64) * k_head, v + kv_head.to(tl.int64) * v_head,
             block_table + sequence.to(tl.int64) * table_row, first, tl.minimum(first + each * TILE, length), length,
-            length - count + token + 1, scale, cap, k_page, k_token, v_page, v_token,
-            D, WIDTH, ROWS, PAGE, TILE, WINDOW, CAPPED,
+            limit, mine, bits, scale, cap, k_page, k_token, v_page, v_token,
+            D, WIDTH, ROWS, PAGE, TILE, WINDOW, CAPPED, TREE,
         )  # fmt: skip
+        mixed = times(mixed, v_scale + kv_head, SCALED)
         if active == 1:
             out_rows = out + (start + token).to(tl.int64) * out_token + head * out_head
             _store_whole(mixed, best, total, out_rows, sinks, head, valid, D, WIDTH, SINKS)

@@ -35,6 +35,8 @@ class TritonLayer:
         self.softcap = request.softcap
         self.scale = request.scale
         self.sinks = env.sinks
+        self.scales = env.k_scale, env.v_scale
+        self.scaled = env.k_scale is not None
         self.pdl = pdl_of(_capability(env), env.settings.values.get("pdl", True))
         self._head_first = env.spec.planes[0].shape[0] == self.kv_heads
         self._decode, self._prefill = decode_shape(env), prefill_shape(env)
@@ -57,6 +59,7 @@ class TritonLayer:
             cache["k"],
             cache["v"],
             slots,
+            *self._scale_pointers(slots),
             self.kv_heads,
             *k_TKD.stride()[:2],
             *v_TKD.stride()[:2],
@@ -66,6 +69,7 @@ class TritonLayer:
             WIDTH=power_of_two(self.size),
             PAGE=self.block,
             HEADS=HEADS,
+            SCALED=self.scaled,
             num_warps=4,
         )
 
@@ -101,6 +105,7 @@ class TritonLayer:
                 cache["k"],
                 cache["v"],
                 slots,
+                *self._scale_pointers(slots),
                 qkv_TN.stride(0),
                 0 if cos_sin_TR is None else cos_sin_TR.stride(0),
                 *self.strides(cache["k"]),
@@ -116,6 +121,7 @@ class TritonLayer:
                 HEADS=HEADS,
                 NORM=q_weight_D is not None,
                 ROPE=cos_sin_TR is not None,
+                SCALED=self.scaled,
                 num_warps=2,
                 **launch_options(self.pdl),
             )
@@ -147,6 +153,8 @@ class TritonLayer:
             scratch.bests,
             scratch.totals,
             scratch.counters,
+            *self._scale_pointers(scratch.bests),
+            *_branch_pointers(metadata),
             plan.splits,
             *self._factors(),
             *self._strides(q_THD, cache, out_THD),
@@ -162,6 +170,8 @@ class TritonLayer:
             CAPPED=self.softcap > 0,
             SINKS=self.sinks is not None,
             MERGE=power_of_two(plan.splits),
+            SCALED=self.scaled,
+            TREE=metadata.branches is not None,
             num_warps=shape.warps,
             num_stages=shape.stages,
             **launch_options(self.pdl),
@@ -187,6 +197,8 @@ class TritonLayer:
             metadata.block_table,
             tiles,
             self.sinks if self.sinks is not None else metadata.scratch.bests,
+            *self._scale_pointers(metadata.scratch.bests),
+            *_branch_pointers(metadata),
             *self._factors(),
             *self._strides(q_THD, cache, out_THD),
             metadata.block_table.stride(0),
@@ -199,9 +211,16 @@ class TritonLayer:
             WINDOW=self.window,
             CAPPED=self.softcap > 0,
             SINKS=self.sinks is not None,
+            SCALED=self.scaled,
+            TREE=metadata.branches is not None,
             num_warps=shape.warps,
             num_stages=shape.stages,
         )
+
+    def _scale_pointers(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scales of keys and values; kernels that are told of none get ``other`` and do not read it."""
+        k_scale, v_scale = self.scales
+        return (other if k_scale is None else k_scale), (other if v_scale is None else v_scale)
 
     def _factors(self) -> tuple[float, float]:
         """Return the factor on products and the cap, such that scores come out in units of log 2."""
@@ -218,6 +237,12 @@ class TritonLayer:
             *self.strides(cache["v"]),
             *out_THD.stride()[:2],
         )
+
+
+def _branch_pointers(metadata: TritonMetadata) -> tuple[torch.Tensor, ...]:
+    """Return base, bits and positions of tokens; without branches something that is not read."""
+    branches = metadata.branches
+    return (metadata.lengths,) * 3 if branches is None else (branches.base, branches.bits, branches.text)
 
 
 def _capability(env: AttentionEnv) -> tuple[int, int]:

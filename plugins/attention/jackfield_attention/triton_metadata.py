@@ -7,14 +7,15 @@ from step to step is on the device, and the shape of the launch follows from the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from jackfield.errors import PluginError
-from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
+from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits, TreeMask
+from jackfield_attention.transfer import sent
+from jackfield_attention.tree_cells import bits_in_windows
 from jackfield_attention.triton_tuning import (
     MOST_SPLITS,
     SHORT_ROWS,
@@ -37,6 +38,17 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Branches:
+    """What tokens see where drafts branch, [T] each: base and bits of :class:`TreeMask`, those of ancestors in front of
+    a window cleared, and positions in the text, int32.
+    """
+
+    base: torch.Tensor
+    bits: torch.Tensor
+    text: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TritonMetadata:
     """One step. The first ``num_short`` sequences go to the decode kernel, ``tiles`` [N, 2] to the prefill kernel."""
 
@@ -47,6 +59,7 @@ class TritonMetadata:
     block_table: torch.Tensor
     tiles: torch.Tensor | None
     scratch: Scratch
+    branches: Branches | None = None
 
 
 @dataclass(slots=True)
@@ -101,10 +114,12 @@ class TritonMetadataBuilder:
             step.query_start,
             step.lengths,
             step.block_table,
-            None if all_short else self._send(self._tiles(step)),
+            None if all_short else sent(self._tiles(step), self._env.device),
             scratch,
+            None if step.tree is None else self._branches(step, step.tree),
         )
-        self._last = self._record(built, limits) if self._recorded is not None and all_short else built
+        recorded = self._recorded is not None and all_short and step.tree is None
+        self._last = self._record(built, limits) if recorded else built
         return self._last
 
     def capture(self, num_sequences: int, max_query: int) -> TritonMetadata:
@@ -133,8 +148,19 @@ class TritonMetadataBuilder:
         count = len(self._last.lengths)
         lengths = self._advanced[:count]
         torch.add(self._last.lengths, tokens, out=lengths)
-        self._last = replace(self._last, num_short=count, plan=self._plan(count, 1), lengths=lengths, tiles=None)
+        self._last = replace(
+            self._last, num_short=count, plan=self._plan(count, 1), lengths=lengths, tiles=None, branches=None
+        )
         return self._last
+
+    def _branches(self, step: AttentionStep, tree: TreeMask) -> Branches:
+        window, bits = self._env.request.window, tree.bits
+        if window:
+            text = tree.positions_host
+            chunked = self._env.request.kind == "chunked_local"
+            first = text // window * window if chunked else text - window + 1
+            bits = sent(bits_in_windows(step, tree, first), self._env.device)
+        return Branches(tree.base, bits, step.positions.to(torch.int32))
 
     def _ready(self) -> tuple[StepLimits, Scratch]:
         if self._limits is None or self._scratch is None:
@@ -189,10 +215,3 @@ class TritonMetadataBuilder:
             keys = first + kept[owner]
         order = np.argsort(-keys, kind="stable")
         return np.stack((owner + step.num_decodes, first), axis=1)[order].astype(np.int32)
-
-    def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Return the array on the device, without waiting for the copy where memory can be pinned."""
-        host, device = torch.from_numpy(array), self._env.device
-        if device.type == "cpu":
-            return host
-        return host.pin_memory().to(device, non_blocking=True)

@@ -29,19 +29,17 @@ STORED = frozenset({"float8_e4m3fn"})
 
 
 class TritonMlaBackend(AttentionBackend):
-    """Single new tokens attend in the latent space, the keys split among programs; longer queries over expanded keys
-    and values by torch.
+    """Single new tokens attend in the latent space, the keys split among programs; longer queries over keys and values
+    that are expanded part by part.
     """
 
     name = "triton_mla"
-    summary = "latent attention in Triton: split-key decode over latents"
+    summary = "latent attention in Triton: split-key decode over latents, tiled prefill"
     kinds: ClassVar[frozenset[str]] = frozenset({"mla"})
-    features: ClassVar[frozenset[str]] = TorchMlaBackend.features
+    features: ClassVar[frozenset[str]] = TorchMlaBackend.features - {"cache_scales", "tree"}
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
-    opt_in: ClassVar[bool] = True
-    """Proved in the interpreter and compiled for capability 9.0, but no device has run it yet."""
     graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
     host_lengths: ClassVar[HostLengths] = HostLengths.UPPER_BOUND
     options: ClassVar[Mapping[str, Option]] = {

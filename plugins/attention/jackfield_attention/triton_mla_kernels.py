@@ -34,11 +34,14 @@ def mla_write_kernel(
 
 @triton.jit
 def mla_decode_kernel(
-    q, cache, out, lengths, block_table, parts, bests, totals, splits, scale, q_token, q_head, page, place, table_row,
-    out_token, out_head, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
-    R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+    q, turned_q, cache, out, lengths, block_table, parts, bests, totals, splits, scale, q_token, q_head, turned_token,
+    turned_head, page, place, table_row, out_token, out_head, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    R: tl.constexpr, P: tl.constexpr, R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences, blocks of ROWS heads, splits). WHOLE: there is one split. ``scale`` is in units of log 2."""
+    """Grid: (sequences, blocks of ROWS heads, splits). ``q`` are queries in the space of latents, ``turned_q`` their
+    rotated features. WHOLE: there is one split. ``scale`` is in units of log 2.
+    """
     sequence, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
     each = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), 1) * TILE
@@ -49,7 +52,8 @@ def mla_decode_kernel(
     q_rows = q + sequence.to(tl.int64) * q_token + head[:, None] * q_head
     real = (head < HEADS)[:, None]
     plain = tl.load(q_rows + column[None, :], mask=real & (column < R)[None, :], other=0.0)
-    rotated = tl.load(q_rows + R + turned[None, :], mask=real & (turned < P)[None, :], other=0.0)
+    angles = turned_q + sequence.to(tl.int64) * turned_token + head[:, None] * turned_head
+    rotated = tl.load(angles + turned[None, :], mask=real & (turned < P)[None, :], other=0.0)
     best = tl.full((ROWS,), -1.0e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, R_WIDTH), tl.float32)
@@ -87,17 +91,19 @@ def mla_decode_kernel(
 @triton.jit
 def mla_merge_kernel(
     parts, bests, totals, out, splits, out_token, out_head, HEADS: tl.constexpr, R: tl.constexpr,
-    R_WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Put the parts of one head together. Grid: (sequences, heads). SPLITS bounds the splits."""
+    """Put COLUMNS of the parts of one head together. Grid: (sequences, heads, parts of R). SPLITS bounds the splits;
+    those without keys are not read.
+    """
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     split = tl.arange(0, SPLITS)
-    column = tl.arange(0, R_WIDTH)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     here = split < splits
     index = (sequence * splits + split) * HEADS + head
     best = tl.load(bests + index, mask=here, other=-1.0e30)
     total = tl.load(totals + index, mask=here, other=0.0)
-    mask = here[:, None] & (column < R)[None, :]
+    mask = (total > 0.0)[:, None] & (column < R)[None, :]
     part = tl.load(parts + index[:, None] * R + column[None, :], mask=mask, other=0.0)
     weight = tl.math.exp2(best - tl.max(best, 0))
     whole = tl.maximum(tl.sum(total * weight, 0), 1.0e-30)

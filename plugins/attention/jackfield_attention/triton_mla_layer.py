@@ -6,14 +6,20 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 
 from jackfield.interfaces import AttentionEnv
-from jackfield_attention.torch_mla_layer import Cache, MlaLayer, merge
+from jackfield_attention.torch_mla_layer import Cache, MlaLayer
 from jackfield_attention.triton_mla_kernels import mla_decode_kernel, mla_merge_kernel, mla_write_kernel
-from jackfield_attention.triton_mla_metadata import LongQuery, MlaMetadata, decode_shape
+from jackfield_attention.triton_mla_metadata import QUERY_ROWS, ContextPart, Contexts, MlaMetadata, Parts, decode_shape
+from jackfield_attention.triton_mla_prefill_kernels import mla_prefill_kernel
 from jackfield_triton.launch import power_of_two
 
 LOG2_E = math.log2(math.e)
+MERGED = 128
+"""Features of a latent that one program puts together."""
+KEYS = {False: 64, True: 32}
+"""Keys in a tile of longer queries, by whether numbers take four bytes."""
 
 
 class TritonMlaLayer(MlaLayer):
@@ -54,19 +60,74 @@ class TritonMlaLayer(MlaLayer):
         count = metadata.num_decodes
         if count:
             q_NHK, q_NHP = torch.split(q_THD[:count], [self._plain, self._rope], -1)
-            q_NHR = torch.einsum("nhk,hkr->nhr", q_NHK, self._k_HKR)
-            mixed_NHR = self.decode(torch.cat((q_NHR, q_NHP), -1), cache["latent"], metadata)
-            out_THV[:count] = torch.einsum("nhr,hvr->nhv", mixed_NHR, self._v_HVR)
-        for query in metadata.long:
-            part = slice(query.start, query.stop)
-            out_THV[part] = self.expanded_within(q_THD[part], cache, query)
+            q_HNR = torch.bmm(q_NHK.transpose(0, 1), self._k_HKR)
+            mixed_NHR = self.decode(q_HNR.transpose(0, 1), q_NHP, cache["latent"], metadata)
+            out_HNV = out_THV[:count].transpose(0, 1)
+            torch.bmm(mixed_NHR.transpose(0, 1), self._v_HVR.transpose(1, 2), out=out_HNV)
+        if metadata.contexts is not None:
+            self.prefill(q_THD, cache, metadata, metadata.contexts, out_THV)
 
-    def decode(self, q_NHJ: torch.Tensor, latent_GBJ: torch.Tensor, metadata: MlaMetadata) -> torch.Tensor:
-        """Return [N, H, R], what single tokens mix of latents."""
-        count, heads, splits, parts = len(q_NHJ), q_NHJ.shape[1], metadata.splits, metadata.parts
-        out_NHR = q_NHJ.new_empty((count, heads, self._rank))
+    def prefill(
+        self, q_THD: torch.Tensor, cache: Cache, metadata: MlaMetadata, contexts: Contexts, out_THV: torch.Tensor
+    ) -> None:
+        """Write what longer queries mix; the keys and values of one part after another are expanded."""
+        (tokens, heads), value = out_THV.shape[:2], self._v_HVR.shape[1]
+        mixes = sums = metadata.parts.totals
+        if contexts.several:
+            mixes = out_THV.new_empty((tokens, heads, value), dtype=torch.float32)
+            sums = mixes.new_empty((tokens, heads))
+        sizes = {"K": self._plain, "K_WIDTH": max(16, power_of_two(self._plain))}
+        sizes |= {"V": value, "V_WIDTH": max(16, power_of_two(value))}
+        for part in contexts.parts:
+            latent_LR, rope_LP = self._latents_of(cache, part, q_THD.dtype)
+            k_LHK, v_LHV = (
+                torch.unflatten(F.linear(latent_LR, weight.flatten(0, 1)), 1, (heads, -1))
+                for weight in (self._k_HKR, self._v_HVR)
+            )
+            mla_prefill_kernel[(heads, len(part.tiles))](
+                q_THD,
+                k_LHK,
+                v_LHV,
+                rope_LP,
+                out_THV,
+                mixes,
+                sums,
+                part.tiles,
+                metadata.lengths,
+                contexts.query_start,
+                self._scale * LOG2_E,
+                *q_THD.stride()[:2],
+                *k_LHK.stride()[:2],
+                *v_LHV.stride()[:2],
+                rope_LP.stride(0),
+                *out_THV.stride()[:2],
+                HEADS=heads,
+                ROWS=QUERY_ROWS,
+                TILE=KEYS[q_THD.dtype == torch.float32],
+                num_warps=8,
+                num_stages=2,
+                P=self._sizes["P"],
+                P_WIDTH=self._sizes["P_WIDTH"],
+                **sizes,
+            )
+
+    def _latents_of(self, cache: Cache, part: ContextPart, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the latents [L, R] and rotated keys [L, P] of a part. What lies behind a sequence may be anything: the
+        kernel knows where it ends.
+        """
+        rows_LJ = cache["latent"][part.pages, part.offsets].to(dtype)
+        latent_LR, rope_LP = torch.split(rows_LJ, [self._rank, rows_LJ.shape[1] - self._rank], 1)
+        return latent_LR, rope_LP
+
+    def decode(
+        self, q_NHR: torch.Tensor, q_NHP: torch.Tensor, latent_GBJ: torch.Tensor, metadata: MlaMetadata
+    ) -> torch.Tensor:
+        """Return [N, H, R], what single tokens mix of latents; both parts of queries are contiguous inside a head."""
+        (count, heads), splits, parts = q_NHR.shape[:2], metadata.splits, metadata.parts
+        out_NHR = q_NHR.new_empty((count, heads, self._rank))
         mla_decode_kernel[(count, -(-heads // self._shape.heads), splits)](
-            q_NHJ,
+            q_NHR,
+            q_NHP,
             latent_GBJ,
             out_NHR,
             metadata.lengths,
@@ -76,7 +137,8 @@ class TritonMlaLayer(MlaLayer):
             parts.totals,
             splits,
             self._scale * LOG2_E,
-            *q_NHJ.stride()[:2],
+            *q_NHR.stride()[:2],
+            *q_NHP.stride()[:2],
             *latent_GBJ.stride()[:2],
             metadata.block_table.stride(0),
             *out_NHR.stride()[:2],
@@ -85,37 +147,27 @@ class TritonMlaLayer(MlaLayer):
             PAGE=self._block,
             TILE=self._shape.tile,
             WHOLE=splits == 1,
-            num_warps=8,
-            num_stages=2,
+            num_warps=self._shape.warps,
+            num_stages=self._shape.stages,
             **self._sizes,
         )
         if splits > 1:
-            mla_merge_kernel[(count, heads)](
-                parts.mixed,
-                parts.bests,
-                parts.totals,
-                out_NHR,
-                splits,
-                *out_NHR.stride()[:2],
-                HEADS=heads,
-                R=self._rank,
-                R_WIDTH=self._sizes["R_WIDTH"],
-                SPLITS=power_of_two(splits),
-                num_warps=4,
-            )
+            self.put_together(parts, splits, out_NHR)
         return out_NHR
 
-    def expanded_within(self, q_NHD: torch.Tensor, cache: Cache, query: LongQuery) -> torch.Tensor:
-        """Return [N, H, V] of one sequence whose length the host knows as a bound only."""
-        latents_LJ = self._store.read(cache, "latent", query.pages).flatten(0, 1)[: query.bound]
-        places_L = torch.arange(len(latents_LJ), device=latents_LJ.device)
-        # What lies behind the sequence may be anything.
-        latents_LJ = latents_LJ.masked_fill((places_L >= query.length).unsqueeze(1), 0.0)
-        first = query.length - len(q_NHD)
-        total = lse = None
-        for start in range(0, query.bound, self._part):
-            part = slice(start, min(start + self._part, query.bound))
-            mixed, sums = self._over(q_NHD, latents_LJ[part], start - first)
-            total, lse = (mixed, sums) if total is None or lse is None else merge(total, lse, mixed, sums)
-        assert total is not None
-        return total.transpose(0, 1).to(q_NHD.dtype)
+    def put_together(self, parts: Parts, splits: int, out_NHR: torch.Tensor) -> None:
+        """Write what the splits left, put together."""
+        count, heads = out_NHR.shape[:2]
+        mla_merge_kernel[(count, heads, -(-self._rank // MERGED))](
+            parts.mixed,
+            parts.bests,
+            parts.totals,
+            out_NHR,
+            splits,
+            *out_NHR.stride()[:2],
+            HEADS=heads,
+            R=self._rank,
+            COLUMNS=MERGED,
+            SPLITS=power_of_two(splits),
+            num_warps=4,
+        )

@@ -1,14 +1,18 @@
-"""Metadata of ``triton_mla``: single tokens for the kernels, longer queries for torch."""
+"""Metadata of ``triton_mla``: single tokens for one kernel, longer queries in tiles for another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from jackfield.errors import PluginError
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
+from jackfield_attention.transfer import sent
 from jackfield_attention.triton_tuning import FEW_CORES, MOST_SPLITS, PROGRAMS_PER_CORE
 
 
@@ -23,10 +27,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class LongQuery:
-    """Tokens ``start`` to ``stop`` of the step, the pages of their sequence, and its tokens: at most ``bound``, in fact
-    ``length`` [] on the device.
+    """Tokens ``start`` to ``stop`` of the step, their ``sequence`` and its pages, and its tokens: at most ``bound``, in
+    fact ``length`` [] on the device.
     """
 
+    sequence: int
     start: int
     stop: int
     pages: torch.Tensor
@@ -35,8 +40,28 @@ class LongQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextPart:
+    """Tokens that are expanded together: ``pages`` and ``offsets`` [L] of each, and ``tiles`` [N, 6] of the queries
+    that see some of them (``triton_mla_prefill_kernels``).
+    """
+
+    pages: torch.Tensor
+    offsets: torch.Tensor
+    tiles: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The contexts of longer queries. ``several``: some query sees tokens of several parts."""
+
+    parts: list[ContextPart]
+    query_start: torch.Tensor
+    several: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MlaMetadata:
-    """One step: the first ``num_decodes`` sequences go to the kernels."""
+    """One step: the first ``num_decodes`` sequences are single tokens."""
 
     num_decodes: int
     splits: int
@@ -44,22 +69,89 @@ class MlaMetadata:
     block_table: torch.Tensor
     long: list[LongQuery]
     parts: Parts
+    contexts: Contexts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """Heads of a program, and keys in a tile."""
+    """Heads of a program, keys in a tile, warps, and tiles in flight."""
 
     heads: int
     tile: int
+    warps: int = 8
+    stages: int = 2
 
 
 def decode_shape(env: AttentionEnv) -> DecodeShape:
     """Return the shape of the decode kernel, as options say or chosen: what a program keeps of latents must fit."""
     values = env.settings.values
-    heads = int(values.get("decode_heads") or 0) or 16
-    narrow = env.request.dtype != "float32"
-    return DecodeShape(heads, int(values.get("decode_tile") or 0) or (32 if narrow else 16))
+    heads, tile = int(values.get("decode_heads") or 0), int(values.get("decode_tile") or 0)
+    if env.request.dtype == "float32":
+        return DecodeShape(heads or 16, tile or 16)
+    if env.request.cache_dtype not in ("", env.request.dtype):
+        return DecodeShape(heads or 16, tile or 32)  # numbers that are widened take registers
+    device = env.request.device
+    if device is None or device.capability < LARGE_MEMORY or env.request.local_heads < MANY_HEADS:
+        return DecodeShape(heads or 16, tile or 32, 4, 3)
+    return DecodeShape(heads or 64, tile or 64, 8, 3)
+
+
+MANY_HEADS = 64
+"""From so many heads on, matrix units are what limits, and want large tiles."""
+LARGE_MEMORY = (9, 0)
+"""Capability of devices whose multiprocessors have room for three such tiles."""
+QUERY_ROWS = 128
+"""New tokens of a tile."""
+FIRST, LAST = 1, 2
+WHOLE = FIRST | LAST
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens ``first`` to ``stop`` of a longer query's context, at ``place`` in their part."""
+
+    query: int
+    first: int
+    stop: int
+    place: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.stop - self.first
+
+
+def _packed(bounds: Sequence[int], most: int) -> Iterator[list[Piece]]:
+    """Return parts of at most ``most`` tokens; contexts of ``bounds`` tokens follow one another."""
+    part: list[Piece] = []
+    room = most
+    for query, bound in enumerate(bounds):
+        first = 0
+        while first < bound:
+            stop = min(bound, first + room)
+            part.append(Piece(query, first, stop, most - room))
+            room -= stop - first
+            first = stop
+            if not room:
+                yield part
+                part, room = [], most
+    if part:
+        yield part
+
+
+def _tiles(part: Sequence[Piece], long: Sequence[LongQuery]) -> npt.NDArray[np.int32]:
+    """Return [N, 6]: every tile of queries that may see something of the part, those that see most first."""
+    rows = []
+    for piece in part:
+        query = long[piece.query]
+        kept = query.bound - (query.stop - query.start)
+        for first in range(0, query.stop - query.start, QUERY_ROWS):
+            end = min(kept + first + QUERY_ROWS, query.bound)
+            if piece.first < end:
+                flags = FIRST * (piece.first == 0) | LAST * (piece.stop >= end)
+                rows.append((query.sequence, first, piece.place, piece.first, piece.stop, flags))
+    found = np.array(rows, dtype=np.int32).reshape(-1, 6)
+    return found[np.argsort(-found[:, 1], kind="stable")]
 
 
 class TritonMlaMetadataBuilder:
@@ -96,7 +188,7 @@ class TritonMlaMetadataBuilder:
             lengths.copy_(step.lengths)
             table[:, : step.block_table.shape[1]].copy_(step.block_table)
         long = [self._long(step, b) for b in range(count, step.num_sequences)]
-        return MlaMetadata(count, self._splits(count), lengths, table, long, parts)
+        return MlaMetadata(count, self._splits(count), lengths, table, long, parts, self.contexts(step, long))
 
     def capture(self, num_sequences: int, max_query: int) -> MlaMetadata:
         """See MetadataBuilder. Sequences of length 0 are harmless.
@@ -118,13 +210,30 @@ class TritonMlaMetadataBuilder:
         """Draft steps are not supported."""
         raise NotImplementedError("triton_mla does not advance")
 
+    def contexts(self, step: AttentionStep, long: Sequence[LongQuery]) -> Contexts | None:
+        """Return the contexts of longer queries, in parts of at most ``context_part`` tokens."""
+        if not long:
+            return None
+        block, most = self._env.block_size, max(1, int(self._env.settings.values["context_part"]))
+        parts = list(_packed([query.bound for query in long], most))
+        owners = np.concatenate([np.full(piece.count, long[piece.query].sequence) for part in parts for piece in part])
+        tokens = np.concatenate([np.arange(piece.first, piece.stop) for part in parts for piece in part])
+        tiles = [_tiles(part, long) for part in parts]
+        owner, token = (sent(array.astype(np.int64), self._env.device) for array in (owners, tokens))
+        pages, offsets = step.block_table[owner, token // block].long(), token % block
+        sent_tiles = torch.split(sent(np.concatenate(tiles), self._env.device), [len(rows) for rows in tiles])
+        cuts = [sum(piece.count for piece in part) for part in parts]
+        found = map(ContextPart, torch.split(pages, cuts), torch.split(offsets, cuts), sent_tiles)
+        several = any(bool((rows[:, 5] != WHOLE).any()) for rows in tiles)
+        return Contexts(list(found), step.query_start, several)
+
     def _long(self, step: AttentionStep, sequence: int) -> LongQuery:
         assert step.lengths_host is not None
         start, stop = (int(place) for place in step.query_start_host[sequence : sequence + 2])
         block, bound = self._env.block_size, int(step.lengths_host[sequence])
         bound = min(bound, step.block_table.shape[1] * block)
         pages = step.block_table[sequence, : -(-bound // block)]
-        return LongQuery(start, stop, pages, bound, step.lengths[sequence])
+        return LongQuery(sequence, start, stop, pages, bound, step.lengths[sequence])
 
     def _splits(self, sequences: int) -> int:
         wanted = int(self._env.settings.values.get("decode_splits") or 0)

@@ -58,14 +58,34 @@ def lowest(position, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def sight(limit, tree_base, tree_bits, tree_text, place, valid, TREE: tl.constexpr):
+    """Return what rows see: below which key everything, their positions, and which keys from there on, as bits."""
+    mine, bits = limit - 1, limit
+    if TREE:
+        limit = tl.load(tree_base + place, mask=valid, other=0)
+        mine = tl.load(tree_text + place, mask=valid, other=0)
+        bits = tl.load(tree_bits + place, mask=valid, other=0)
+    return limit, mine, bits
+
+
+@triton.jit
+def on_branch(key, limit, bits):
+    """Return [ROWS, TILE] which keys from ``limit`` on are a row's ancestors: key ``limit + i`` where bit i is set."""
+    shift = key[None, :] - limit[:, None]
+    bit = bits[:, None] >> tl.minimum(tl.maximum(shift, 0), 62).to(tl.int64)
+    return (shift >= 0) & (shift < 63) & ((bit & 1) != 0)
+
+
+@triton.jit
 def attend_tile(
-    q, mixed, best, total, k, v, table, first, stop, limit, scale, cap, k_page, k_token, v_page, v_token,
+    q, mixed, best, total, k, v, table, first, stop, limit, mine, bits, scale, cap, k_page, k_token, v_page, v_token,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Fold keys ``first`` to ``first + TILE`` into (mixed, best, total).
 
-    A row sees keys below ``limit``, and with a window (WINDOW is not 0) only those from :func:`lowest` on.
+    A row sees keys below ``limit`` (TREE: and its ancestors among the others, which ``bits`` tell), and with a window
+    (WINDOW is not 0) only those from :func:`lowest` on of its position ``mine``.
     """
     key = first + tl.arange(0, TILE)
     page, place = locate(table, first, stop, PAGE, TILE)
@@ -76,8 +96,10 @@ def attend_tile(
         scores = capped(scores, cap)
     if MASKED:
         seen = key[None, :] < limit[:, None]
+        if TREE:
+            seen = seen | on_branch(key, limit, bits)
         if WINDOW != 0:
-            seen = seen & (key[None, :] >= lowest(limit - 1, WINDOW)[:, None])
+            seen = seen & (key[None, :] >= lowest(mine, WINDOW)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     new_best = tl.maximum(best, tl.max(scores, 1))
     weights = tl.math.exp2(scores - new_best[:, None])
@@ -85,6 +107,9 @@ def attend_tile(
     total = total * keep + tl.sum(weights, 1)
     mixed = mixed * keep[:, None]
     values = load_tile(v, page * v_page + place * v_token, key, stop, D, WIDTH, MASKED).to(q.dtype)
+    if MASKED and WINDOW != 0:
+        # In front of all rows' windows pages may be somebody else's, and hold what no weight of zero takes away.
+        values = tl.where((tl.max(seen.to(tl.int32), 0) > 0)[:, None], values, 0.0)
     mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="tf32x3")
     return mixed, new_best, total
 
@@ -96,6 +121,17 @@ def with_sink(best, total, sink):
     new_best = tl.maximum(best, logit)
     keep = tl.math.exp2(best - new_best)
     return new_best, keep, total * keep + tl.math.exp2(logit - new_best)
+
+
+@triton.jit
+def times(x, factor, SCALED: tl.constexpr):
+    """Return ``x``, times the number that ``factor`` points to where SCALED: keys and values are kept divided by a
+    scale for each head.
+    """
+    if SCALED:
+        return x * tl.load(factor)
+    else:
+        return x
 
 
 @triton.jit

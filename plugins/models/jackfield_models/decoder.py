@@ -18,6 +18,7 @@ from jackfield.interfaces import (
     WeightMap,
     WeightRule,
 )
+from jackfield_models.chunks import DualChunks, read_chunks
 from jackfield_models.moe_parts import Sparse
 from jackfield_models.names import LLAMA, Names, weight_map
 from jackfield_models.rope import Rope, read_rope
@@ -103,6 +104,7 @@ class DecoderConfig(TextConfig):
             layer the factor on scores. softcap: on scores. alibi: slopes of linear biases of all heads, or ().
             window_kind: ``sliding``, or ``chunked_local`` for windows that begin at multiples of their size. sinks:
             whether each head has a logit that adds nothing.
+            chunks: of dual-chunk attention, or None.
             temperature: (f, s): in layers that do not rotate, queries are multiplied by 1 + s * log(1 + floor((position
             + 1) / f)) (arXiv:2501.19399), or None.
             clip: largest number of q, k and v, or 0.
@@ -154,6 +156,7 @@ class DecoderConfig(TextConfig):
     softcap: float = 0.0
     alibi: tuple[float, ...] = ()
     sinks: bool = False
+    chunks: DualChunks | None = None
     temperature: tuple[float, float] | None = None
     clip: float = 0.0
     positions: int = 0
@@ -197,6 +200,7 @@ class DecoderConfig(TextConfig):
         there = {
             "norm": self.final_norm and self.norm_weight,
             "head": not self.tie_embeddings,
+            "rotary": any(rope is not None and rope.fourier for rope in self.ropes),
             "positions": bool(self.positions),
             "embed_norm": self.embed_norm,
             "project_in": projected,
@@ -242,7 +246,8 @@ class Decoder(ModelArchitecture):
             "vocab_size": cls.require(hf, "vocab_size"),
             "hidden_size": width,
             "num_layers": cls.require(hf, "num_hidden_layers"),
-            "max_position": one_chunk(hf, hf.get(cls.key("max_position_embeddings"), cls.max_position)),
+            "max_position": hf.get(cls.key("max_position_embeddings"), cls.max_position),
+            "chunks": read_chunks(hf),
             "dtype": str(hf.get("dtype") or hf.get("torch_dtype") or ""),
             "tie_embeddings": bool(hf.get("tie_word_embeddings", cls.tied)),
             "num_heads": heads,
@@ -253,7 +258,9 @@ class Decoder(ModelArchitecture):
             "activation": hf.get(*cls.activation),
         }
         values |= cls.details(hf, values)
-        return DecoderConfig(**cls.with_layers(hf, values))
+        config = DecoderConfig(**cls.with_layers(hf, values))
+        check_chunks(config)
+        return config
 
     @classmethod
     def inner_size(cls, hf: ConfigReader, width: int) -> int:
@@ -308,7 +315,8 @@ class Decoder(ModelArchitecture):
                     window=window,
                     softcap=config.softcap,
                     features=_features(config),
-                    extra={"alibi_slopes": config.alibi} if config.alibi else {},
+                    extra=_extra(config),
+                    long_features={} if config.chunks is None else config.chunks.features(),
                 )
             )
         return tuple(groups)
@@ -370,6 +378,11 @@ def _features(config: DecoderConfig) -> frozenset[str]:
     return frozenset(name for name, is_there in there.items() if is_there)
 
 
+def _extra(config: DecoderConfig) -> dict[str, Any]:
+    slopes: dict[str, Any] = {"alibi_slopes": config.alibi} if config.alibi else {}
+    return slopes if config.chunks is None else {**slopes, **config.chunks.extra()}
+
+
 def windows_by_type(types: list[str], window: int | None) -> Layers:
     """Return each layer's window from HF's ``layer_types``.
 
@@ -392,17 +405,27 @@ def every(count: int, layers: int) -> list[str]:
     return ["full_attention" if count and (i + 1) % count == 0 else "sliding_attention" for i in range(layers)]
 
 
-def one_chunk(hf: ConfigReader, longest: int) -> int:
-    """Return how long texts may be: with dual-chunk attention (arXiv:2402.17463) no longer than one chunk, in which it
-    is attention as usual. Beyond that distances would be counted otherwise.
+def check_chunks(config: DecoderConfig) -> None:
+    """Refuse dual-chunk attention together with what it is not defined for.
+
+    Raises:
+        CheckpointError: the configuration asks for both.
     """
-    chunks = hf.section("dual_chunk_attention_config")
-    if chunks is None:
-        return longest
-    chunks.ignore("original_max_position_embeddings", "sparse_attention_config", "sparse_attention_enabled")
-    chunks.ignore("sparse_attention_threshold", "sparse_attention_last_q")
-    size = int(chunks.require("chunk_size", int)) - int(chunks.get("local_size", 0))
-    return min(longest, size)
+    if config.chunks is None:
+        return
+    there = {
+        "sliding windows": any(config.windows),
+        "layers that do not rotate, or rotate by Fourier series": any(r is None or r.fourier for r in config.ropes),
+        "layers without attention": any(config.mixings) or config.beside is not None,
+        "norms behind rotations": config.qk_norm_last,
+    }
+    if found := [what for what, is_there in there.items() if is_there]:
+        raise CheckpointError(
+            f"dual-chunk attention is not defined for {', '.join(found)}",
+            field="config.json: dual_chunk_attention_config",
+            value=found,
+            remedy="set it to null in model.hf_overrides to count distances as usual",
+        )
 
 
 def expect(hf: ConfigReader, **wanted: Any) -> None:

@@ -16,7 +16,7 @@ from jackfield_models.delta_mixer import DeltaMixer
 from jackfield_models.kimi_mixer import KimiMixer
 from jackfield_models.linear_mixer import LinearMixer
 from jackfield_models.mamba_mixers import Mamba1Mixer, Mamba2Mixer
-from jackfield_models.mla_mixer import LatentMixer
+from jackfield_models.mla_mixer import IndexedMixer, LatentMixer
 from jackfield_models.moe_model import SparseMlp
 from jackfield_models.moe_parts import layer_experts
 from jackfield_models.names import MLP_PARTS
@@ -43,7 +43,14 @@ class Mixer(nn.Module):
             self.q_norm, self.k_norm = (_head_norm(f"{path}.{s.name}_norm", s, config, ctx) for s in (q, k))
         rotary = None
         if rope is not None:
-            rotary = ctx.rotary(rope.size, theta=rope.theta, scaling=rope.scaling, max_position=config.max_position)
+            rotary = ctx.rotary(
+                rope.size,
+                theta=rope.theta,
+                scaling=rope.scaling,
+                max_position=config.max_position,
+                heads=config.num_kv_heads,
+                reach=0 if config.chunks is None else config.chunks.reach + 1,
+            )
         self.sinks = None
         if config.sinks:
             heads = config.num_heads
@@ -85,6 +92,7 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
     "kda": KimiMixer,
     "linear": LinearMixer,
     "mla": LatentMixer,
+    "mla_sparse": IndexedMixer,
     "mamba1": Mamba1Mixer,
     "mamba2": Mamba2Mixer,
     "short_conv": ShortConvMixer,

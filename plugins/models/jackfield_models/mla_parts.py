@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from jackfield.interfaces import AttentionGroup, ConfigReader, OutputShard, RowOrder, WeightRule
@@ -84,6 +84,33 @@ class LatentSizes:
             yield WeightRule(f"{source}.g_proj", f"{target}.gate")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexedSizes(LatentSizes):
+    """Multi-head latent attention to tokens that an indexer chooses (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
+
+    Args:
+        index_heads, index_size: of what the indexer compares; its queries come from the queries' latent, and their
+            first ``turned`` features rotate, in halves. index_topk: most tokens that are chosen for a query.
+    """
+
+    index_heads: int
+    index_size: int
+    index_topk: int
+    kind: ClassVar[str] = "mla_sparse"
+
+    def group(self, name: str, layers: tuple[int, ...]) -> AttentionGroup:
+        """See LatentSizes."""
+        found = LatentSizes.group(self, name, layers)
+        index = {"index_heads": self.index_heads, "index_size": self.index_size, "index_topk": self.index_topk}
+        return replace(found, extra={**found.extra, **index})
+
+    def rules(self, source: str, target: str) -> Iterator[WeightRule]:
+        """See LatentSizes."""
+        yield from LatentSizes.rules(self, source, target)
+        for name, part in (("wq_b", "q"), ("wk", "k"), ("k_norm", "k_norm"), ("weights_proj", "weight")):
+            yield WeightRule(f"{source}.indexer.{name}", f"{target}.index_{part}")
+
+
 def _with_rows(rule: WeightRule, rows: RowOrder) -> WeightRule:
     return WeightRule(rule.source, rule.target, rule.shard, rows, cut=rule.cut)
 
@@ -103,4 +130,20 @@ def read_latent(hf: ConfigReader, *, paired: bool) -> LatentSizes:
         max_position=int(hf.get("max_position_embeddings", 4096)),
         paired=paired,
         bias=bool(hf.get("attention_bias", False)),
+    )
+
+
+def read_indexed(hf: ConfigReader, *, paired: bool) -> IndexedSizes:
+    """Return the sizes from the keys of DeepSeek-V3.2.
+
+    Raises:
+        CheckpointError: queries have no latent, which the indexer takes its own from.
+    """
+    latent = read_latent(hf, paired=paired)
+    hf.require("q_lora_rank", int)
+    return IndexedSizes(
+        **{field.name: getattr(latent, field.name) for field in fields(latent)},
+        index_heads=int(hf.require("index_n_heads", int)),
+        index_size=int(hf.require("index_head_dim", int)),
+        index_topk=int(hf.require("index_topk", int)),
     )

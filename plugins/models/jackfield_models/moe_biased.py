@@ -46,6 +46,7 @@ class Glm4Moe(SparseDecoder):
     name = "Glm4MoeForCausalLM"
     summary = "GLM-4.5 and 4.6"
     kinds: ClassVar[frozenset[str]] = frozenset({"Glm4MoeForCausalLM"})
+    draft_layers: ClassVar[str] = "Glm4MoeMTPModel"
     eps = ("rms_norm_eps", 1e-5)
     part = 0.5
 

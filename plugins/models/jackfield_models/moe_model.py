@@ -23,9 +23,10 @@ class SparseMlp(nn.Module):
     def __init__(self, path: str, width: int, sparse: Sparse, ctx: BuildContext, shared: nn.Module | None) -> None:
         super().__init__()
         count = sparse.experts.num_experts + sparse.experts.zero_experts
-        shapes = {"weight": (count, width), **({"bias": (count,)} if sparse.router_bias else {})}
-        dtype = getattr(torch, sparse.router_dtype) if sparse.router_dtype else None
-        self.router = ctx.parameters(f"{path}.router", shapes, dtype=dtype)
+        self._router_type = getattr(torch, sparse.router_dtype) if sparse.router_dtype else ctx.dtype
+        self.router = ctx.linear(
+            f"{path}.router", width, count, bias=sparse.router_bias, quantized=False, dtype=self._router_type
+        )
         self.choice_bias: Any = None
         if sparse.choice_bias:
             shape = {"weight": sparse.choice_bias}
@@ -43,8 +44,7 @@ class SparseMlp(nn.Module):
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """Return what the experts add, [T, E]."""
-        weight_XE = self.router.weight
-        logits_TX = F.linear(x_TE.to(weight_XE.dtype), weight_XE, getattr(self.router, "bias", None))
+        logits_TX = self.router(x_TE.to(self._router_type))
         bias_X = None if self.choice_bias is None else self.choice_bias.weight.flatten()
         shared: Callable[[torch.Tensor], torch.Tensor] | None = None if self.shared is None else self._for_all
         if self.latent_in is None:

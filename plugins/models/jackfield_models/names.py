@@ -46,7 +46,7 @@ class Names:
     experts: ExpertNames | None = None
 
 
-TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "rotary": "model.rotary_emb"}
 LLAMA = Names(TOP, {**ATTENTION, "o": "self_attn.o_proj", **GATED, **NORMS, **HEAD_NORMS})
 GGUF_LAYER = {
     "qkv.q": "attn_q",

@@ -24,6 +24,7 @@ class Qwen35(Llama):
     name = "Qwen3_5ForCausalLM"
     summary = "Qwen3.5, text"
     kinds: ClassVar[frozenset[str]] = frozenset({"Qwen3_5ForCausalLM"})
+    draft_layers: ClassVar[str] = "Qwen3_5MTP"
     gguf_architectures: ClassVar[frozenset[str]] = frozenset()
     names = TEXT
     part = 0.25
@@ -45,6 +46,7 @@ class Qwen35Moe(Qwen3Next):
     name = "Qwen3_5MoeForCausalLM"
     summary = "Qwen3.5 with experts, text"
     kinds: ClassVar[frozenset[str]] = frozenset({"Qwen3_5MoeForCausalLM"})
+    draft_layers: ClassVar[str] = "Qwen3_5MoeMTP"
     names = TEXT
     fused = False
 

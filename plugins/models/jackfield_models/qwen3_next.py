@@ -28,6 +28,7 @@ class Qwen3Next(SparseDecoder):
     name = "Qwen3NextForCausalLM"
     summary = "Qwen3-Next"
     kinds: ClassVar[frozenset[str]] = frozenset({"Qwen3NextForCausalLM"})
+    draft_layers: ClassVar[str] = "Qwen3NextMTP"
     names = NAMES
     part = 0.25
     fused: ClassVar[bool] = True
@@ -50,6 +51,7 @@ def delta_layers(hf: ConfigReader, values: Mapping[str, Any], *, fused: bool) ->
     every, layers = int(hf.get("full_attention_interval", 4)), values["num_layers"]
     default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
     delta = read_delta(hf, values["norm_eps"], fused=fused)
+    hf.ignore("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     return {
         "norm_offset": 1.0,
         "qk_norm": "head",

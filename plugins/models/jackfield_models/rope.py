@@ -34,6 +34,11 @@ COMMON = frozenset(
         "finetuned",
         "mrope_section",
         "mrope_interleaved",
+        "use_fope",
+        "fope_sep_head",
+        "fope_num_inv_freq",
+        "num_inv_freq",
+        "fope_init_factor",
     }
 )
 """Keys that any scaling object may have."""
@@ -49,6 +54,11 @@ class Rope:
     size: int
     theta: float
     scaling: Mapping[str, Any] | None = None
+
+    @property
+    def fourier(self) -> bool:
+        """Whether it is a Fourier position embedding, which has weights."""
+        return self.scaling is not None and bool(self.scaling.get("use_fope"))
 
 
 def read_rope(hf: ConfigReader, head_size: int, *, theta: float = 10000.0, part: float = 1.0, kind: str = "") -> Rope:
@@ -81,8 +91,33 @@ def read_rope(hf: ConfigReader, head_size: int, *, theta: float = 10000.0, part:
         scaling["original_max_position_embeddings"] = known
     whole = scaling["rope_type"] == "proportional"
     size = head_size if whole else int(head_size * part)
-    plain = scaling["rope_type"] == "default" and scaling.get("mrope_section") is None
+    scaling |= fourier_keys(scaling, whole_head=size == head_size)
+    plain = scaling["rope_type"] == "default" and scaling.get("mrope_section") is None and not scaling["use_fope"]
     return Rope(size=size, theta=theta, scaling=None if plain else scaling)
+
+
+def fourier_keys(scaling: Mapping[str, Any], *, whole_head: bool) -> dict[str, Any]:
+    """Return the keys of a Fourier position embedding (FoPE, arXiv:2412.17739) under one name each, or ``use_fope`` as
+    False. Any of its keys says that it is one, as in the models that have it.
+
+    Raises:
+        ConfigError: it is not said whether heads have coefficients of their own, or it comes with what cannot be
+            combined with it.
+    """
+    count = scaling.get("fope_num_inv_freq") or scaling.get("num_inv_freq")
+    said = (scaling.get("fope_init_factor"), scaling.get("fope_sep_head"), count)
+    wanted = scaling.get("use_fope")
+    if not (any(value is not None for value in said) if wanted is None else wanted):
+        return {"use_fope": False}
+    other = "mrope_section" if scaling.get("mrope_section") else "" if whole_head else "partial_rotary_factor"
+    if other or scaling.get("fope_sep_head") is None:
+        raise ConfigError(
+            f"a Fourier position embedding cannot have {other}" if other else "fope_sep_head is absent",
+            field=f"rope_scaling.{other or 'fope_sep_head'}",
+            value=scaling.get(other or "fope_sep_head"),
+            remedy="correct the model's configuration",
+        )
+    return {"use_fope": True, "fope_sep_head": bool(scaling["fope_sep_head"]), "num_inv_freq": count}
 
 
 def _nested(parameters: Mapping[str, Any]) -> bool:

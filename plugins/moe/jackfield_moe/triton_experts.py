@@ -47,12 +47,14 @@ class TritonExperts(ExpertsBackend):
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
 
-    def __init__(self, request: ExpertsRequest, device: str = "") -> None:
-        from jackfield_moe.triton_plan import plan_for
+    def __init__(self, request: ExpertsRequest, device: str = "", capability: tuple[int, int] = (0, 0)) -> None:
+        from jackfield_moe.triton_plan import has_copy_engine, plan_for
+        from jackfield_triton.launch import pdl_of
 
         self._request = request
         self._activation = ACTIVATIONS[request.activation]
-        self._plan = plan_for(request, device, (tuned_folder(),))
+        self._plan = plan_for(request, device, (tuned_folder(),), hopper=has_copy_engine(capability))
+        self._pdl = pdl_of(capability)
 
     @classmethod
     def check(cls, request: ExpertsRequest) -> Sequence[Reason]:
@@ -67,7 +69,7 @@ class TritonExperts(ExpertsBackend):
     @classmethod
     def build(cls, request: ExpertsRequest) -> TritonExperts:
         """Return the backend for one block."""
-        return cls(request, device_name())
+        return cls(request, device_name(), device_capability())
 
     def apply(
         self,
@@ -78,23 +80,44 @@ class TritonExperts(ExpertsBackend):
         experts_NS: torch.Tensor,
     ) -> torch.Tensor:
         """See ExpertsBackend."""
-        from jackfield_moe.triton_launch import given_rows, run_experts
+        from jackfield_moe.triton_launch import few_experts, given_rows, run_experts
+        from jackfield_moe.triton_plan import FEW_ROWS, few_launch
 
         if not len(x_NE):
             return x_NE.new_empty(x_NE.shape)
         rows = x_NE if x_NE.stride(-1) == 1 else x_NE.contiguous()
+        if len(rows) <= FEW_ROWS:
+            routed = (weights_NS, experts_NS)
+            launch = few_launch(len(rows), up.layout)
+            return few_experts(self._request, launch, rows, up, down, *routed, self._activation, pdl=self._pdl)
         launches = self._plan.of(len(rows))
         given = given_rows(rows, up, down)
         return run_experts(
-            self._request, launches, given, up, down, weights_NS, experts_NS, rows.dtype, self._activation
+            self._request,
+            launches,
+            given,
+            up,
+            down,
+            weights_NS,
+            experts_NS,
+            rows.dtype,
+            self._activation,
+            pdl=self._pdl,
         )
+
+    def kernel_rows(self) -> Sequence[int]:
+        """See ExpertsBackend."""
+        from jackfield_moe.triton_plan import FEW_ROWS
+
+        return 1, 2, *(max(rows, FEW_ROWS + 1) for rows in self._plan.starts)
 
     @classmethod
     def tune(cls, request: ExpertsRequest, progress: Callable[[str], None]) -> Tuned | None:
         """See ExpertsBackend."""
+        from jackfield_moe.triton_plan import has_copy_engine
         from jackfield_moe.triton_tune import tune
 
-        return tune(request, device_name(), progress)
+        return tune(request, device_name(), progress, copy_engine=has_copy_engine(device_capability()))
 
 
 def _limits(request: ExpertsRequest) -> Iterator[Reason]:
@@ -114,3 +137,10 @@ def device_name() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def device_capability() -> tuple[int, int]:
+    """Return the compute capability of the device of this process, or (0, 0) where there is none."""
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)

@@ -5,19 +5,25 @@ O outputs, I inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import triton
 
 from jackfield.interfaces import ExpertsRequest, QuantizedActivation
 from jackfield.interfaces.moe import ExpertMatrices
 from jackfield.layers.functional import quantize_rows
+from jackfield_moe.triton_few_kernels import few_down_kernel, few_up_kernel
 from jackfield_moe.triton_kernels import count_kernel, experts_kernel, place_kernel, sum_kernel
-from jackfield_moe.triton_plan import Launch
+from jackfield_moe.triton_plan import FewLaunch, Launch
+from jackfield_triton.launch import launch_options, power_of_two
 
-SCAN = 1024
-"""Most pairs that a program looks at together when it sorts them."""
+SCANS = (256, 1024, 4096)
+"""Numbers of pairs that a program looks at together when it sorts them: few, since each is a kernel of its own."""
+MOST_CHUNKS = 16
+"""Bound of chunks that most steps stay below."""
 SUM_BLOCK = 1024
+COPY_BYTES = 16
+"""What addresses and rows of the copy engine must be multiples of."""
 NARROW_ROWS = 32
 """From so many rows on, 8-bit weights are multiplied by 8-bit rows: below, what counts is how weights are read."""
 
@@ -31,7 +37,7 @@ class Blocks:
     pairs: int
 
 
-def sort_pairs(experts_NS: torch.Tensor, experts: int, rows: int) -> Blocks:
+def sort_pairs(experts_NS: torch.Tensor, experts: int, rows: int, *, pdl: bool = False) -> Blocks:
     """Return blocks of ``rows`` pairs. The number of blocks follows from sizes alone, so that the host need not wait
     and a recorded graph stays right; some are empty.
 
@@ -43,12 +49,15 @@ def sort_pairs(experts_NS: torch.Tensor, experts: int, rows: int) -> Blocks:
     blocks = max(1, min(pairs, pairs // rows + min(experts, pairs)))
     order = torch.empty(blocks * rows, dtype=torch.int32, device=device)
     owners = torch.empty(blocks, dtype=torch.int32, device=device)
-    counts = torch.empty(experts, dtype=torch.int32, device=device)
-    scan = min(SCAN, max(16, triton.next_power_of_2(pairs)))
-    flat = experts_NS.reshape(-1)
-    count_kernel[(experts,)](flat, counts, pairs, BLOCK=scan, num_warps=4)
-    sizes = {"BLOCK": scan, "EXPERTS": triton.next_power_of_2(experts), "ROWS": rows}
-    place_kernel[(experts + 1,)](flat, counts, order, owners, pairs, experts, blocks, **sizes, num_warps=4)
+    scan = next((size for size in SCANS if size >= pairs), SCANS[-1])
+    chunks = -(-pairs // scan)
+    flat, counts = experts_NS.reshape(-1), owners
+    options = {"BLOCK": scan, "EXPERTS": power_of_two(experts + 1), "num_warps": 4, **launch_options(pdl)}
+    if chunks > 1:
+        counts = torch.empty((chunks, experts), dtype=torch.int32, device=device)
+        count_kernel[(chunks,)](flat, counts, pairs, experts, **options)
+    sizes = {"ROWS": rows, "CHUNKS": 1 if chunks == 1 else max(MOST_CHUNKS, power_of_two(chunks))}
+    place_kernel[(experts + 1, chunks)](flat, counts, order, owners, pairs, experts, blocks, **sizes, **options)
     return Blocks(order, owners, pairs)
 
 
@@ -65,6 +74,7 @@ def grouped_product(
     alpha: float = 0.0,
     limit: float = 0.0,
     factors_P: torch.Tensor | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Write each pair's product, biased, activated and weighed, into ``out`` and return it. Pairs without an expert are
     not written.
@@ -77,12 +87,17 @@ def grouped_product(
     narrow = isinstance(x, QuantizedActivation)
     values = x.values if isinstance(x, QuantizedActivation) else x
     outputs, inputs = out_PO.shape[1], values.shape[1]
-    group, scale_rows, row_scale = _scaling(matrices, inputs)
     count = len(blocks.owners)
+    weight, *others = _pointers(matrices, factors_P)
+    strides = _strides(matrices)
+    described = launch.tma and _describable(matrices, inputs, launch.depth)
+    if described:
+        weight, strides = _descriptor(matrices.weight, launch), (matrices.weight.shape[1], *strides[1:])
     experts_kernel[(count * -(-outputs // launch.columns),)](
         values,
         x.scales if isinstance(x, QuantizedActivation) else values,
-        *_pointers(matrices, factors_P),
+        weight,
+        *others,
         out_PO,
         blocks.order,
         blocks.owners,
@@ -91,7 +106,7 @@ def grouped_product(
         outputs,
         inputs,
         values.stride(0),
-        *_strides(matrices),
+        *strides,
         out_PO.stride(0),
         alpha,
         limit,
@@ -100,21 +115,34 @@ def grouped_product(
         COLUMNS=launch.columns,
         DEPTH=launch.depth,
         SWIZZLE=launch.swizzle,
-        LAYOUT=matrices.layout,
-        GROUP=group,
-        SCALE_ROWS=scale_rows,
-        ROW_SCALE=row_scale,
-        ZERO=matrices.zero is not None,
         NARROW=narrow,
-        BIAS=matrices.bias is not None,
         ACTIVATION=activation,
         GATED=gated,
         WEIGH=factors_P is not None,
         PRECISION="ieee" if values.dtype == torch.float32 else "tf32",
+        EVEN=inputs % launch.depth == 0,
+        TMA=described,
+        **_layout(matrices, inputs),
         num_warps=launch.warps,
         num_stages=launch.stages,
+        **launch_options(pdl),
     )
     return out_PO
+
+
+def _describable(matrices: ExpertMatrices, inputs: int, depth: int) -> bool:
+    """Return whether the copy engine can bring tiles of the weight: whole ones, of numbers that need no scale yet."""
+    weight = matrices.weight
+    plain = matrices.layout == "dense" or (matrices.layout == "fp8" and _scaling(matrices, inputs)[2])
+    aligned = inputs * weight.element_size() % COPY_BYTES == 0 and weight.data_ptr() % COPY_BYTES == 0
+    return plain and aligned and inputs % depth == 0 and weight.is_contiguous()
+
+
+def _descriptor(weight_XOI: torch.Tensor, launch: Launch) -> Any:
+    """Return what the kernel loads tiles of all experts' rows through."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(weight_XOI.flatten(0, 1), [launch.columns, launch.depth])
 
 
 def _pointers(matrices: ExpertMatrices, factors_P: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -131,14 +159,14 @@ def _strides(matrices: ExpertMatrices) -> tuple[int, ...]:
     return matrices.weight.stride(0), matrices.weight.stride(1), *scales, 0 if bias is None else bias.stride(0)
 
 
-def sum_chosen(parts_PE: torch.Tensor, experts_NS: torch.Tensor, *, partial: bool) -> torch.Tensor:
+def sum_chosen(parts_PE: torch.Tensor, experts_NS: torch.Tensor, *, partial: bool, pdl: bool = False) -> torch.Tensor:
     """Return [N, E]: the sum over each row's chosen experts, in float32 until it is rounded once."""
     rows, chosen = experts_NS.shape
     out = parts_PE.new_empty((rows, parts_PE.shape[1]))
-    block = min(SUM_BLOCK, triton.next_power_of_2(out.shape[1]))
+    block = min(SUM_BLOCK, power_of_two(out.shape[1]))
     grid = (rows, -(-out.shape[1] // block))
     sizes = {"CHOSEN": chosen, "BLOCK": block, "PARTIAL": partial}
-    sum_kernel[grid](parts_PE, experts_NS, out, out.shape[1], **sizes, num_warps=4)
+    sum_kernel[grid](parts_PE, experts_NS, out, out.shape[1], **sizes, num_warps=4, **launch_options(pdl))
     return out
 
 
@@ -152,11 +180,13 @@ def run_experts(
     experts_NS: torch.Tensor,
     dtype: torch.dtype,
     activation: str,
+    *,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Return [N, E]; see ExpertsBackend.apply. ``activation`` is in the kernel's words."""
     experts_NS = experts_NS.contiguous()
     chosen, pairs = experts_NS.shape[1], experts_NS.numel()
-    blocks = sort_pairs(experts_NS, len(up.weight), launches[0].rows)
+    blocks = sort_pairs(experts_NS, len(up.weight), launches[0].rows, pdl=pdl)
     device, inner = experts_NS.device, up.weight.shape[1] // (2 if request.gated else 1)
     inner_PF = torch.empty((pairs, inner), dtype=dtype, device=device)
     grouped_product(
@@ -170,13 +200,88 @@ def run_experts(
         gated=request.gated,
         alpha=request.alpha,
         limit=request.limit,
+        pdl=pdl,
     )
     if launches[1].rows != launches[0].rows:
-        blocks = sort_pairs(experts_NS, len(up.weight), launches[1].rows)
+        blocks = sort_pairs(experts_NS, len(up.weight), launches[1].rows, pdl=pdl)
     rows = quantize_rows(inner_PF) if isinstance(x_NE, QuantizedActivation) else inner_PF
     out_PE = torch.empty((pairs, down.weight.shape[1]), dtype=dtype, device=device)
-    grouped_product(rows, down, blocks, out_PE, launches[1], chosen=1, factors_P=weights_NS.reshape(-1))
-    return sum_chosen(out_PE, experts_NS, partial="partial" in request.needs)
+    grouped_product(rows, down, blocks, out_PE, launches[1], chosen=1, factors_P=weights_NS.reshape(-1), pdl=pdl)
+    return sum_chosen(out_PE, experts_NS, partial="partial" in request.needs, pdl=pdl)
+
+
+def few_experts(
+    request: ExpertsRequest,
+    launch: FewLaunch,
+    x_NE: torch.Tensor,
+    up: ExpertMatrices,
+    down: ExpertMatrices,
+    weights_NS: torch.Tensor,
+    experts_NS: torch.Tensor,
+    activation: str,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return [N, E] like :func:`run_experts`, for few rows."""
+    experts_NS, weights_NS = experts_NS.contiguous(), weights_NS.contiguous()
+    (rows, chosen), inner = experts_NS.shape, up.weight.shape[1] // (2 if request.gated else 1)
+    inner_PF = x_NE.new_empty((rows * chosen, inner))
+    common: dict[str, Any] = {
+        "CHOSEN": chosen,
+        "STAGES": launch.stages,
+        "num_warps": launch.warps,
+        **launch_options(pdl),
+    }
+    few_up_kernel[(-(-inner // launch.up_columns), rows * chosen)](
+        x_NE,
+        *_pointers(up, None)[:4],
+        inner_PF,
+        experts_NS,
+        inner,
+        x_NE.shape[1],
+        x_NE.stride(0),
+        *_strides(up),
+        inner_PF.stride(0),
+        request.alpha,
+        request.limit,
+        COLUMNS=launch.up_columns,
+        DEPTH=launch.up_depth,
+        ACTIVATION=activation,
+        GATED=request.gated,
+        **_layout(up, x_NE.shape[1]),
+        **common,
+    )
+    out_NE = x_NE.new_empty((rows, down.weight.shape[1]))
+    few_down_kernel[(-(-out_NE.shape[1] // launch.down_columns), rows)](
+        inner_PF,
+        *_pointers(down, weights_NS),
+        out_NE,
+        experts_NS,
+        out_NE.shape[1],
+        inner,
+        inner_PF.stride(0),
+        *_strides(down),
+        out_NE.stride(0),
+        SLOTS=power_of_two(chosen),
+        COLUMNS=launch.down_columns,
+        DEPTH=launch.down_depth,
+        **_layout(down, inner),
+        **common,
+    )
+    return out_NE
+
+
+def _layout(matrices: ExpertMatrices, inputs: int) -> dict[str, Any]:
+    """Return what kernels are told of a layout."""
+    group, scale_rows, row_scale = _scaling(matrices, inputs)
+    return {
+        "LAYOUT": matrices.layout,
+        "GROUP": group,
+        "SCALE_ROWS": scale_rows,
+        "ROW_SCALE": row_scale,
+        "ZERO": matrices.zero is not None,
+        "BIAS": matrices.bias is not None,
+    }
 
 
 def given_rows(x_NE: torch.Tensor, up: ExpertMatrices, down: ExpertMatrices) -> torch.Tensor | QuantizedActivation:
@@ -200,4 +305,4 @@ def _whole(size: int, count: int, total: int) -> int:
     """Return the size of a block: the last one may be cut short, which only powers of two are known to be."""
     if size * count == total:
         return size
-    return int(triton.next_power_of_2(size))
+    return power_of_two(size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ class Launch:
 
     Args:
         rows, columns, depth: of a tile: pairs, outputs, inputs. swizzle: blocks of rows whose programs follow one
-            another. warps: of a program. stages: tiles in flight.
+            another. warps: of a program. stages: tiles in flight. tma: where it can, the copy engine of capability
+            9.0 brings weights.
     """
 
     rows: int
@@ -31,6 +33,37 @@ class Launch:
     swizzle: int
     warps: int
     stages: int
+    tma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FewLaunch:
+    """One way to launch the products of few rows.
+
+    Args:
+        up_columns, down_columns: outputs of a program. up_depth, down_depth: inputs of a tile; one of the second
+            product has them of each expert. warps: of a program. stages: tiles in flight.
+    """
+
+    up_columns: int = 8
+    up_depth: int = 512
+    down_columns: int = 8
+    down_depth: int = 128
+    warps: int = 4
+    stages: int = 3
+
+
+def few_launch(rows: int, layout: str = "dense") -> FewLaunch:
+    """Return how the products of so many rows are launched: one row fills a device by narrower programs, and numbers
+    of four bits need registers to be taken apart in.
+    """
+    if layout in ("int4", "mxfp4"):
+        return FewLaunch(down_columns=4)
+    return FewLaunch(down_columns=4, down_depth=256) if rows == 1 else FewLaunch()
+
+
+FEW_ROWS = 4
+"""Up to so many rows, weights are read for each pair on its own: experts that rows share are rare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +75,11 @@ class Plan:
     up: tuple[tuple[int, Launch], ...]
     down: tuple[tuple[int, Launch], ...]
     source: str = "rules"
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The numbers of rows from which on other launches are taken."""
+        return tuple(sorted({rows for rows, _ in (*self.up, *self.down)}))
 
     def of(self, rows: int) -> tuple[Launch, Launch]:
         """Return the launches for that many rows."""
@@ -72,8 +110,26 @@ def default_launch(pairs: int, experts: int, width: int, layout: str = "dense") 
     return Launch(128, 2 * columns, depth, 16, 8, 3)
 
 
-def default_plan(request: ExpertsRequest) -> Plan:
-    """Return launches by the rules of :func:`default_launch`, at the numbers of rows where they change."""
+MEASURED: tuple[tuple[int, Launch, Launch], ...] = (
+    (0, Launch(16, 64, 128, 1, 4, 4), Launch(16, 128, 64, 1, 4, 4, tma=True)),
+    (9, Launch(32, 64, 128, 1, 4, 3, tma=True), Launch(16, 128, 64, 1, 4, 3, tma=True)),
+    (25, Launch(32, 64, 128, 1, 4, 3, tma=True), Launch(32, 128, 64, 1, 4, 4, tma=True)),
+    (65, Launch(64, 256, 64, 1, 8, 3, tma=True), Launch(64, 256, 64, 1, 8, 4, tma=True)),
+    (257, Launch(128, 128, 64, 1, 8, 4, tma=True), Launch(128, 256, 64, 1, 8, 3)),
+)
+"""Launches by pairs of an expert, of a gated product and of one that is not: numbers of two bytes on capability 9.0, as
+measured there (docs/benchmarks.md).
+"""
+
+
+def default_plan(request: ExpertsRequest, *, hopper: bool = False) -> Plan:
+    """Return launches by rules, at the numbers of rows where they change. ``hopper``: the device is of capability 9.0
+    or later, and Triton knows its copy engine.
+    """
+    if hopper and request.kind == "dense" and request.dtype in ("bfloat16", "float16"):
+        least = [max(1, -(-pairs * request.num_experts // max(1, request.top_k))) for pairs, _, _ in MEASURED]
+        ups = (up if request.gated else down for _, up, down in MEASURED)
+        return Plan(tuple(zip(least, ups, strict=True)), tuple(zip(least, (d for _, _, d in MEASURED), strict=True)))
     width = 4 if request.dtype == "float32" else 2
     each, chosen = request.num_experts, max(1, request.top_k)
     steps = [1, *(-(-average * each // chosen) for average in (9, 25, 65))]
@@ -87,7 +143,7 @@ def file_name(request: ExpertsRequest, device: str) -> str:
     return f"{sizes}-{request.dtype}-{request.kind}-{'_'.join(device.split()) or 'device'}"
 
 
-def plan_for(request: ExpertsRequest, device: str, folders: tuple[Path, ...]) -> Plan:
+def plan_for(request: ExpertsRequest, device: str, folders: tuple[Path, ...], *, hopper: bool = False) -> Plan:
     """Return the tuned launches of the first folder that has some, or those of the rules.
 
     Raises:
@@ -97,7 +153,12 @@ def plan_for(request: ExpertsRequest, device: str, folders: tuple[Path, ...]) ->
         path = folder / f"{file_name(request, device)}.json"
         if path.is_file():
             return read_plan(path)
-    return default_plan(request)
+    return default_plan(request, hopper=hopper)
+
+
+def has_copy_engine(capability: tuple[int, int]) -> bool:
+    """Return whether kernels can have tiles brought by the copy engine."""
+    return capability >= (9, 0) and find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def read_plan(path: Path) -> Plan:
@@ -114,7 +175,7 @@ def read_plan(path: Path) -> Plan:
         ) from error
 
 
-def _launches(content: Mapping[str, Mapping[str, int]]) -> tuple[tuple[int, Launch], ...]:
+def _launches(content: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[int, Launch], ...]:
     found = tuple(sorted(((int(rows), Launch(**launch)) for rows, launch in content.items()), key=lambda pair: pair[0]))
     if not found:
         raise ValueError("no launches")

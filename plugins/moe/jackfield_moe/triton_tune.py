@@ -1,14 +1,15 @@
-"""Finds launches by measuring them: for each number of rows both products at once, one tile of rows after another."""
+"""Finds launches by measuring them: for each number of rows both products at once, changing one number at a time."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from jackfield.errors import ConfigError
 from jackfield.interfaces import ExpertsRequest
 from jackfield.interfaces.moe import ExpertMatrices, Tuned
-from jackfield_moe.triton_plan import Launch, Plan, default_launch, file_name, plan_content
+from jackfield_moe.triton_plan import Launch, Plan, default_plan, file_name, plan_content
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of rows that are measured."""
@@ -19,55 +20,82 @@ Measure = Callable[[int, Launch, Launch], float]
 """From rows and the launches of both products to milliseconds; infinity where they do not run."""
 
 
-def tune(request: ExpertsRequest, device: str, progress: Callable[[str], None]) -> Tuned:
-    """Return the fastest launches on this process's device.
+def tune(request: ExpertsRequest, device: str, progress: Callable[[str], None], *, copy_engine: bool = False) -> Tuned:
+    """Return the fastest launches on this process's device; ``copy_engine``: it can bring tiles by itself.
 
     Raises:
         ConfigError: there is no device, or the layout has no random matrices to measure with.
     """
     if not device:
         raise ConfigError("there is no device to measure on", field="platform", value="cpu", remedy="run it on a GPU")
-    plan = search(request, measure_on_device(request), progress)
+    plan = search(request, measure_on_device(request), progress, copy_engine=copy_engine)
     return Tuned(file_name(request, device), plan_content(plan))
 
 
-def search(request: ExpertsRequest, measure: Measure, progress: Callable[[str], None]) -> Plan:
-    """Return the launches that ``measure`` finds fastest: first of the product with gate and up, then of the other."""
+def search(
+    request: ExpertsRequest, measure: Measure, progress: Callable[[str], None], *, copy_engine: bool = False
+) -> Plan:
+    """Return launches that no change of one number makes faster, for each number of rows. The search starts from the
+    rules and from what was found for fewer rows.
+    """
+    rules = default_plan(request, hopper=copy_engine)
     width = 4 if request.dtype == "float32" else 2
-    ups, downs = [], []
+    found: list[tuple[int, tuple[Launch, Launch]]] = []
     for rows in ROWS:
-        start = default_launch(rows * request.top_k, request.num_experts, width, request.kind)
-        best = measure(rows, start, start), start, start
-        for tile in (16, 32, 64, 128):
-            found = _best_of_tile(rows, tile, width, measure)
-            best = min(best, found, key=lambda one: one[0])
-        time, up, down = best
-        ups.append((rows, up))
-        downs.append((rows, down))
-        progress(f"{rows} rows: {time * 1000:.1f} us with {up} and {down}")
-    return Plan(tuple(ups), tuple(downs), "measured")
+        known: dict[tuple[Launch, Launch], float] = {}
+
+        def timed(pair: tuple[Launch, Launch], rows: int = rows, known: dict[Any, float] = known) -> float:
+            if pair not in known:
+                known[pair] = measure(rows, *pair)
+            return known[pair]
+
+        starts = [rules.of(rows), *(pair for _, pair in found[-1:])]
+        best = _descended(min(starts, key=timed), timed, width, copy_engine=copy_engine)
+        found.append((rows, best))
+        progress(f"{rows} rows: {timed(best) * 1000:.1f} us with {best[0]} and {best[1]}")
+    ups, downs = (tuple((rows, pair[which]) for rows, pair in found) for which in (0, 1))
+    return Plan(ups, downs, "measured")
 
 
-def _best_of_tile(rows: int, tile: int, width: int, measure: Measure) -> tuple[float, Launch, Launch]:
-    choices = list(candidates(tile, width))
-    up = min(choices, key=lambda launch: measure(rows, launch, choices[0]))
-    down = min(choices, key=lambda launch: measure(rows, up, launch))
-    return measure(rows, up, down), up, down
+def _descended(
+    best: tuple[Launch, Launch], timed: Callable[[tuple[Launch, Launch]], float], width: int, *, copy_engine: bool
+) -> tuple[Launch, Launch]:
+    """Return a pair that no neighbour is faster than."""
+    while True:
+        near = min(neighbours(best, width, copy_engine=copy_engine), key=timed)
+        if timed(near) >= timed(best):
+            return best
+        best = near
 
 
-def candidates(tile: int, width: int) -> Iterator[Launch]:
-    """Return launches with that many rows in a tile whose tiles in flight fit; ``width`` is bytes of a number."""
-    depths = (64 // width, 128 // width, 256 // width)
-    for columns, depth, swizzle, warps, stages in itertools.product((32, 64, 128), depths, (1, 16), (4, 8), (2, 3, 4)):
-        in_flight = stages * depth * width * (tile + 2 * columns)
-        if in_flight <= SHARED_BYTES and not (tile * columns < 2048 and warps == 8):
-            yield Launch(tile, columns, depth, swizzle, warps, stages)
+def neighbours(
+    pair: tuple[Launch, Launch], width: int, *, copy_engine: bool = False
+) -> Iterator[tuple[Launch, Launch]]:
+    """Return pairs that differ in one number of one launch, or in the rows of both, and whose tiles in flight fit."""
+    values: Mapping[str, tuple[Any, ...]] = {
+        "rows": (16, 32, 64, 128),
+        "columns": (32, 64, 128, 256),
+        "depth": (64 // width, 128 // width, 256 // width),
+        "swizzle": (1, 16),
+        "warps": (4, 8),
+        "stages": (2, 3, 4),
+        "tma": (False, True) if copy_engine else (False,),
+    }
+    for field, value in ((field, value) for field, some in values.items() for value in some):
+        up, down = (replace(launch, **{field: value}) for launch in pair)
+        for near in ((up, pair[1]), (pair[0], down), *([(up, down)] if field == "rows" else [])):
+            if near != pair and all(_fits(launch, width) for launch in near):
+                yield near
+
+
+def _fits(launch: Launch, width: int) -> bool:
+    return launch.stages * launch.depth * width * (launch.rows + 2 * launch.columns) <= SHARED_BYTES
 
 
 def measure_on_device(request: ExpertsRequest) -> Measure:
     """Return a function that measures on random rows, matrices and choices."""
     import torch
-    from triton.testing import do_bench
+    from triton.testing import do_bench_cudagraph
 
     from jackfield_moe.triton_experts import ACTIVATIONS
     from jackfield_moe.triton_launch import given_rows, run_experts
@@ -88,7 +116,7 @@ def measure_on_device(request: ExpertsRequest) -> Measure:
             run_experts(request, (first, second), given, up, down, weights, experts, dtype, activation)
 
         try:
-            return float(do_bench(work, warmup=5, rep=20))
+            return float(do_bench_cudagraph(work, rep=5))
         except Exception:  # a launch that does not compile or fit is no candidate, whatever the compiler says of it
             return float("inf")
 

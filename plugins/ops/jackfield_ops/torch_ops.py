@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    ROUTING_OPS,
     SAMPLING_OPS,
     Band,
     OpRequest,
@@ -22,7 +23,7 @@ class TorchOps(OpsProvider):
 
     name = "torch"
     summary = "torch references of all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS})
+    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS})
 
     @classmethod
     def preference(cls, request: OpRequest) -> Preference:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    ROUTING_OPS,
     SAMPLING_OPS,
     Band,
     OpRequest,
@@ -28,7 +29,7 @@ class TritonOps(OpsProvider):
 
     name = "triton"
     summary = "fused Triton kernels for all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS})
+    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
@@ -60,6 +61,8 @@ class TritonOps(OpsProvider):
 
             return draw_tokens
         from jackfield_ops.triton_launch import LAUNCHERS
+        from jackfield_ops.triton_route import route_experts
 
         capability = (0, 0) if request.device is None else request.device.capability
-        return partial(LAUNCHERS[op], pdl=pdl_of(capability, settings.values.get("pdl", True)))
+        launcher = route_experts if op in ROUTING_OPS else LAUNCHERS[op]
+        return partial(launcher, pdl=pdl_of(capability, settings.values.get("pdl", True)))

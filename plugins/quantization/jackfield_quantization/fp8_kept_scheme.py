@@ -11,7 +11,6 @@ from jackfield_quantization.fp8_scheme import Fp8Scheme
 from jackfield_quantization.fp8_storage import are_fp8
 from jackfield_quantization.scaled import ScaledStorage
 from jackfield_quantization.stored import DecodedScheme, Piece, Storage, stored_of
-from jackfield_quantization.unquantized_scheme import WEIGHT
 
 
 class KeptFp8Scheme(Fp8Scheme):
@@ -33,7 +32,7 @@ class KeptFp8Scheme(Fp8Scheme):
             assert isinstance(storage, ScaledStorage), "asked for by can_be_kept"
             stored = stored_of(layer, piece, storage)
             # torch joins no 8-bit floats.
-            weights.append(stored[WEIGHT].view(torch.uint8))
+            weights.append(stored[storage.numbers.suffix].view(torch.uint8))
             scales.append(storage.row_scales(piece, stored)[:, 0])
         self.hold(layer, torch.cat(weights).view(torch.float8_e4m3fn), torch.cat(scales).contiguous())
 

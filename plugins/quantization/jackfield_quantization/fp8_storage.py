@@ -36,13 +36,14 @@ class Fp8StoredExperts(DecodedScheme):
         """Stack the shards, and their scales, to the published layout."""
         pieces = [Piece(layer.info, shard) for shard in layer.info.shards]
         stored = [stored_of(layer, piece, self._fp8(piece)) for piece in pieces]
+        numbers = [s[self._fp8(piece).numbers.suffix] for piece, s in zip(pieces, stored, strict=True)]
         rows, columns = self._common(pieces)
         scales = [self._scales(p, s, rows, columns) for p, s in zip(pieces, stored, strict=True)]
         widest = max(scale.shape[-1] for scale in scales)
         layer.replace_parameters(
             {
                 # torch joins no 8-bit floats.
-                WEIGHT: torch.cat([s[WEIGHT].view(torch.uint8) for s in stored], 1).view(torch.float8_e4m3fn),
+                WEIGHT: torch.cat([n.view(torch.uint8) for n in numbers], 1).view(torch.float8_e4m3fn),
                 SCALE: torch.cat([s.expand(-1, -1, widest) for s in scales], 1).contiguous(),
             }
         )
@@ -64,7 +65,7 @@ class Fp8StoredExperts(DecodedScheme):
     def _scales(self, piece: Piece, stored: Mapping[str, torch.Tensor], rows: int, columns: int) -> torch.Tensor:
         """Return float32 [X, O / rows, I / columns]."""
         storage, found = self._fp8(piece), []
-        inputs = piece.column_indices(stored[WEIGHT].device)[:: columns or piece.size[1]]
+        inputs = piece.column_indices(stored[storage.numbers.suffix].device)[:: columns or piece.size[1]]
         for expert in range(piece.info.num_experts):
             one = storage.row_scales(piece, {name: tensor[expert] for name, tensor in stored.items()})
             spread = one if one.shape[-1] == 1 else one[:, inputs // storage.scale.columns]
@@ -80,4 +81,4 @@ def are_fp8(info: LayerInfo, storages: Mapping[str, Storage]) -> bool:
 def _is_fp8(piece: Piece, storage: Storage) -> bool:
     if not isinstance(storage, ScaledStorage) or not isinstance(storage.numbers, Typed) or not storage.is_plain(piece):
         return False
-    return piece.dtype(WEIGHT, storage.numbers.default) == NARROW
+    return piece.dtype(storage.numbers.suffix, storage.numbers.default) == NARROW

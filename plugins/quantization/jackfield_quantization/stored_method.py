@@ -49,8 +49,11 @@ class StoredMethod(QuantizationMethod):
 
     @classmethod
     def cache_scheme(cls, spec: Any) -> CacheScheme | None:
-        """Return the names of scales of the cache, which checkpoints have whether they say so or not."""
-        return CacheScheme("", {name: f"{name}_scale" for name in ("q", "k", "v", "kv", "prob")})
+        """Return the names of scales of the cache, which checkpoints have whether they say so or not. Some tools call
+        them scales of what the projections of keys and values give.
+        """
+        names = {name: f"{name}_scale" for name in ("q", "k", "v", "kv", "prob")}
+        return CacheScheme("", names, {f"{part}_proj.output_scale": part for part in ("k", "v")})
 
     @classmethod
     def scheme(cls, info: LayerInfo, spec: Any) -> LinearScheme | None:

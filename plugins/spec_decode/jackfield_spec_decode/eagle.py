@@ -159,6 +159,11 @@ class Eagle3(Eagle):
         return Eagle3Module(config, cls.attention_groups(config)[0], ctx)
 
 
+def usual_taps(layers: int) -> tuple[int, ...]:
+    """Return behind how many of a target's layers EAGLE-3 looks where nothing else is said."""
+    return 2, layers // 2, layers - 3
+
+
 def _layer(source: str, target: str) -> list[WeightRule]:
     rules = []
     for key, below in LAYER.items():

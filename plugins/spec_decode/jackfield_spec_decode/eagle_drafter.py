@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from jackfield.errors import ConfigError
@@ -11,30 +12,39 @@ from jackfield.interfaces import (
     Drafter,
     DrafterEnv,
     DrafterRequest,
+    DraftModel,
     Drafts,
+    DraftTrainer,
+    Option,
     Preference,
+    Settings,
     TargetStep,
+    TrainerEnv,
 )
-from jackfield_spec_decode.sizes import check_sizes
+from jackfield_spec_decode.sizes import TREE_WIDTH, check_sizes
 
 if TYPE_CHECKING:
-    from jackfield_spec_decode.feature_drafts import FeatureDrafts
+    from jackfield_spec_decode.feature_drafts import FeatureDrafts, Growth
 
 
 class EagleDrafter(Drafter):
-    """EAGLE-1, as a chain."""
+    """EAGLE-1, as a chain or a dynamic tree."""
 
     name = "eagle"
-    summary = "EAGLE-1: a layer on the target's final states, as a chain"
+    summary = "EAGLE-1 and 2: a layer on the target's final states, as a chain or a tree"
     kinds: ClassVar[frozenset[str]] = frozenset({"eagle"})
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "last_hidden", "draft_checkpoint", "draft_cache"})
     placement: ClassVar[str] = "device"
     draws: ClassVar[bool] = True
     builds: ClassVar[str] = "EagleLlamaForCausalLM"
     saved_as: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM"})
+    options: ClassVar[Mapping[str, Option]] = {
+        "tree_width": TREE_WIDTH,
+        "tree_depth": Option(int, 5, "levels of a tree", tuple(range(1, 17))),
+    }
 
-    def __init__(self, drafts: FeatureDrafts, taps: tuple[int, ...]) -> None:
-        self._drafts, self.taps = drafts, taps
+    def __init__(self, drafts: FeatureDrafts, taps: tuple[int, ...], growth: Growth | None) -> None:
+        self._drafts, self.taps, self._growth = drafts, taps, growth
 
     @classmethod
     def preference(cls, request: DrafterRequest) -> Preference:
@@ -45,6 +55,11 @@ class EagleDrafter(Drafter):
     def architecture(cls, name: str) -> str:
         """See Drafter."""
         return cls.builds if name in cls.saved_as else name
+
+    @classmethod
+    def branches(cls, settings: Settings) -> bool:
+        """See Drafter."""
+        return int(settings["tree_width"]) > 0
 
     @classmethod
     def build(cls, env: DrafterEnv) -> EagleDrafter:
@@ -74,10 +89,12 @@ class EagleDrafter(Drafter):
                 value=env.request.model,
                 remedy="name a checkpoint that was trained for this target",
             )
-        return cls(FeatureDrafts(model, env.target), taps)
+        return cls(FeatureDrafts(model, env.target), taps, _growth(env, model))
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """See Drafter."""
+        if self._growth is not None:
+            return self._drafts.grow(batch, self._growth)
         return self._drafts.propose(batch)
 
     def follow(self, step: TargetStep) -> None:
@@ -85,12 +102,47 @@ class EagleDrafter(Drafter):
         self._drafts.follow(step)
 
 
+def _growth(env: DrafterEnv, model: DraftModel) -> Growth | None:
+    """Return how trees are grown, or None for chains.
+
+    Raises:
+        ConfigError: what is grown on has no room: drafts are stored in the cache until they are verified.
+    """
+    from jackfield_spec_decode.feature_drafts import Growth
+
+    width, depth, count = int(env.settings["tree_width"]), int(env.settings["tree_depth"]), env.request.num_tokens
+    if not width:
+        return None
+    needed = width * (depth - 1)
+    if needed > count or width > model.max_tokens:
+        raise ConfigError(
+            f"a tree of width {width} and depth {depth} is grown from {needed} drafts, {width} at a time",
+            field="speculative.num_speculative_tokens",
+            value=count,
+            remedy=f"draft {needed} or more, set tree_width or tree_depth lower, or give steps more tokens",
+        )
+    return Growth(count, width, depth)
+
+
 class Eagle3Drafter(EagleDrafter):
-    """EAGLE-3, as a chain."""
+    """EAGLE-3, as a chain or a dynamic tree."""
 
     name = "eagle3"
-    summary = "EAGLE-3: a layer on the states of three of the target's layers, as a chain"
+    summary = "EAGLE-3: a layer on the states of three of the target's layers, as a chain or a tree"
     kinds: ClassVar[frozenset[str]] = frozenset({"eagle3"})
     needs: ClassVar[frozenset[str]] = EagleDrafter.needs | {"taps"}
     builds: ClassVar[str] = "Eagle3LlamaForCausalLM"
     saved_as: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM", "LlamaForCausalLMEagle3"})
+    trainable: ClassVar[bool] = True
+    training_options: ClassVar[Mapping[str, Option]] = {
+        "heads": Option(int, 4, "drafts in a row that are learnt: the layer is unrolled", tuple(range(1, 17))),
+        "draft_vocab": Option(int, None, "tokens of the head, the text's most frequent ones"),
+        "intermediate_size": Option(int, None, "inner size of the layer; the target's where it says one"),
+    }
+
+    @classmethod
+    def trainer(cls, env: TrainerEnv) -> DraftTrainer:
+        """See Drafter."""
+        from jackfield_spec_decode.eagle_trainer import Eagle3Trainer
+
+        return Eagle3Trainer(env)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from jackfield.interfaces import AttentionGroup, BuildContext, ForwardContext, OutputShard, Parallel
-from jackfield_spec_decode.eagle import EagleConfig
+from jackfield_spec_decode.eagle import EagleConfig, usual_taps
 
 Result = tuple[torch.Tensor, torch.Tensor]
 """Features [T, E] to go on from, and states [T, E] for the head."""
@@ -96,7 +96,7 @@ class Eagle3Module(EagleModule):
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """Return which of the target's ``layers`` are looked at: an early, a middle and a late one."""
-        behind = self.config.taps or (2, layers // 2, layers - 3)
+        behind = self.config.taps or usual_taps(layers)
         return tuple(layer - 1 for layer in behind)
 
     def fuse(self, features_TF: torch.Tensor) -> torch.Tensor:

@@ -3,21 +3,45 @@
 At position i the module takes the target's feature there and the token behind it, and says what comes behind that. In
 every step it sees all tokens that the target computed; when it drafts, it goes on from its own features.
 
-Legend: B sequences, T tokens, E width.
+Legend: B sequences, T tokens, E width; of trees R sequences, W drafts that are grown on, V vocabulary.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import DraftBatch, DraftModel, Drafts, TargetStep
+from jackfield.interfaces import DraftBatch, DraftModel, Drafts, DraftTree, TargetStep
 from jackfield_spec_decode.draft_rows import limited, no_drafts
+from jackfield_spec_decode.tree_growth import GrowingTree
 
 Ints = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How trees are grown: drafts in all, those that each level grows on, and levels."""
+
+    count: int
+    width: int
+    depth: int
+
+
+@dataclass(slots=True)
+class Tips:
+    """The drafts that the next level grows on, of R sequences W each.
+
+    Args:
+        ids_RW: tokens. features_RWE: that they go on from. bits_RW: what they see of drafts that are stored already.
+    """
+
+    ids_RW: torch.Tensor
+    features_RWE: torch.Tensor
+    bits_RW: Ints
 
 
 class FeatureDrafts:
@@ -75,6 +99,51 @@ class FeatureDrafts:
             ids.append(batch.draw(self._module.logits(states_BE, self._target).float(), place))
         return limited(ids, limits)
 
+    def grow(self, batch: DraftBatch, growth: Growth) -> Drafts:
+        """Return trees of drafts, the likeliest by the module."""
+        features_BE, states_BE, limits = self._kept(batch)
+        # What is grown on is stored behind the known tokens, one draft after another.
+        room = batch.lengths - 1 + growth.width * (growth.depth - 1) <= self._model.max_length
+        rows = np.flatnonzero((limits > 0) & room)
+        ids = np.full((len(limits), growth.count), -1, dtype=np.int64)
+        parents = np.full_like(ids, -1)
+        at_once = max(1, self._model.max_tokens // growth.width)
+        for first in range(0, len(rows), at_once):
+            part = rows[first : first + at_once]
+            index = torch.from_numpy(part).to(features_BE.device)
+            tree = self._tree(batch.slots[part], batch.lengths[part], features_BE[index], states_BE[index], growth)
+            drafts, above = (made.cpu().numpy() for made in tree.best(growth.count))
+            ids[part, : drafts.shape[1]], parents[part, : drafts.shape[1]] = drafts, above
+        return Drafts(ids, parents) if len(rows) else no_drafts(len(limits))
+
+    def _tree(
+        self, slots: Ints, lengths: Ints, features_RE: torch.Tensor, states_RE: torch.Tensor, growth: Growth
+    ) -> GrowingTree:
+        tree, count = GrowingTree(growth.width), len(slots)
+        logits_RWV = self._module.logits(states_RE, self._target).unsqueeze(1)
+        tips, stored = Tips(torch.empty(0), features_RE.unsqueeze(1), np.zeros((count, 1), dtype=np.int64)), 0
+        for level in range(growth.depth):
+            tips = _next_tips(tree, logits_RWV, tips)
+            if level + 1 == growth.depth:
+                break
+            width = tips.ids_RW.shape[1]
+            tips.bits_RW |= np.int64(1) << np.arange(stored, stored + width, dtype=np.int64)
+            masked = DraftTree(
+                np.repeat(lengths - 1, width).astype(np.int32),
+                tips.bits_RW.flatten(),
+                np.repeat(lengths - 1 + level, width).astype(np.int64),
+            )
+            counts = np.full(count, width, dtype=np.int32)
+            begun = self._model.begin(slots, (lengths - 1 + stored).astype(np.int32), counts, masked)
+            embeds = self._target.embed(tips.ids_RW.flatten())
+            features_TE, states_TE = self._module(
+                embeds, tips.features_RWE.flatten(0, 1), begun.positions, begun.context
+            )
+            tips.features_RWE = features_TE.unflatten(0, (count, width))
+            logits_RWV = self._module.logits(states_TE, self._target).unflatten(0, (count, width))
+            stored += width
+        return tree
+
     def _kept(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, Ints]:
         """Return features and states [B, E] of the batch's sequences, and [B] drafts for each: none without them."""
         place = {slot: at for at, slot in enumerate(self._slots.tolist())}
@@ -84,3 +153,11 @@ class FeatureDrafts:
             return self._features, self._states, limits
         index = torch.from_numpy(at.clip(min=0)).to(self._features.device)
         return self._features[index], self._states[index], limits
+
+
+def _next_tips(tree: GrowingTree, logits_RWV: torch.Tensor, tips: Tips) -> Tips:
+    """Return the drafts that are grown on of those that come behind the given ones."""
+    ids_RW, above_RW = tree.grow(logits_RWV)
+    rows_R1 = torch.arange(len(ids_RW), device=ids_RW.device).unsqueeze(1)
+    bits = np.take_along_axis(tips.bits_RW, above_RW.cpu().numpy(), 1)
+    return Tips(ids_RW, tips.features_RWE[rows_R1, above_RW], bits)

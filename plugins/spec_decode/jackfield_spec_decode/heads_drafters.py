@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jackfield.errors import ConfigError
@@ -12,28 +13,40 @@ from jackfield.interfaces import (
     DrafterEnv,
     DrafterRequest,
     Drafts,
+    DraftTrainer,
+    Option,
     Preference,
+    Settings,
+    TrainerEnv,
 )
-from jackfield_spec_decode.sizes import check_sizes
+from jackfield_spec_decode.sizes import TREE_WIDTH, check_sizes
 
 if TYPE_CHECKING:
     import torch
 
 
 class HeadsDrafter(Drafter):
-    """Base: draws place after place from the heads of a module with ``num_heads`` and ``step``."""
+    """Base: draws place after place from the heads of a module with ``num_heads`` and ``step``, or grows a tree of what
+    they say is likely.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset({"last_hidden", "draft_checkpoint"})
     placement: ClassVar[str] = "device"
     draws: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, Option]] = {"tree_width": TREE_WIDTH}
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, count: int, width: int) -> None:
+        self._module, self._count, self._width = module, count, width
 
     @classmethod
     def preference(cls, request: DrafterRequest) -> Preference:
         """Return GOOD: made for this target."""
         return Preference(Band.GOOD, "heads that were trained on the target")
+
+    @classmethod
+    def branches(cls, settings: Settings) -> bool:
+        """See Drafter."""
+        return int(settings["tree_width"]) > 0
 
     @classmethod
     def build(cls, env: DrafterEnv) -> HeadsDrafter:
@@ -45,20 +58,23 @@ class HeadsDrafter(Drafter):
         assert env.build is not None, "a draft checkpoint is needed"
         module = env.build().module
         check_sizes(env, module.config)
-        if env.request.num_tokens > module.num_heads:
+        width = int(env.settings["tree_width"])
+        if not width and env.request.num_tokens > module.num_heads:
             raise ConfigError(
                 f"the checkpoint has {module.num_heads} heads, one for each draft",
                 field="speculative.num_speculative_tokens",
                 value=env.request.num_tokens,
                 remedy=f"use {module.num_heads} or less",
             )
-        return cls(module)
+        return cls(module, env.request.num_tokens, width)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """See Drafter."""
         import torch
 
         assert batch.hidden is not None and batch.last_tokens is not None and batch.draw is not None
+        if self._width:
+            return self._grow(batch, batch.hidden, batch.last_tokens)
         state_BE, last_B = batch.hidden, batch.last_tokens
         ids: list[torch.Tensor] = []
         for place in range(int(batch.limits.max())):
@@ -67,13 +83,40 @@ class HeadsDrafter(Drafter):
             ids.append(last_B)
         return Drafts(torch.stack(ids, 1))
 
+    def _grow(self, batch: DraftBatch, state_XE: torch.Tensor, last_X: torch.Tensor) -> Drafts:
+        """Return the likeliest paths through the heads' tokens; X are the drafts of all sequences that are grown on."""
+        import torch
+
+        from jackfield_spec_decode.tree_growth import GrowingTree
+
+        tree, rows = GrowingTree(self._width), len(batch.slots)
+        for place in range(self._module.num_heads):
+            state_XE, logits_XV = self._module.step(place, state_XE, last_X)
+            ids_BW, above_BW = tree.grow(logits_XV.unflatten(0, (rows, -1)))
+            first_B = torch.arange(rows, device=ids_BW.device) * (len(state_XE) // rows)
+            state_XE, last_X = state_XE[(first_B.unsqueeze(1) + above_BW).flatten()], ids_BW.flatten()
+        return Drafts(*tree.best(self._count))
+
 
 class MedusaDrafter(HeadsDrafter):
-    """Medusa heads as a chain: each head's draft stands behind those of the heads before it."""
+    """Medusa heads: each head's drafts stand behind those of the heads before it."""
 
     name = "medusa"
-    summary = "Medusa heads, as a chain"
+    summary = "Medusa heads, as a chain or a tree"
     kinds: ClassVar[frozenset[str]] = frozenset({"medusa"})
+    trainable: ClassVar[bool] = True
+    training_options: ClassVar[Mapping[str, Option]] = {
+        "heads": Option(int, 4, "heads, one for each draft", tuple(range(1, 17))),
+        "layers": Option(int, 1, "residual layers of a head", tuple(range(1, 9))),
+        "train_head": Option(bool, False, "learn a projection for each head; else all share the target's as it is"),
+    }
+
+    @classmethod
+    def trainer(cls, env: TrainerEnv) -> DraftTrainer:
+        """See Drafter."""
+        from jackfield_spec_decode.medusa_trainer import MedusaTrainer
+
+        return MedusaTrainer(env)
 
 
 class MlpSpeculatorDrafter(HeadsDrafter):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from jackfield.errors import ConfigError
-from jackfield.interfaces import DrafterEnv, TextConfig
+from jackfield.interfaces import DrafterEnv, Option, TextConfig
+
+TREE_WIDTH = Option(int, 0, "most children of a draft, where drafts are to branch; 0: a chain", tuple(range(17)))
 
 
 def check_sizes(env: DrafterEnv, config: TextConfig) -> None:

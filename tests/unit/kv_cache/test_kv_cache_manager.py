@@ -88,15 +88,22 @@ class ManagerMachine(RuleBasedStateMachine):
         self.tokens[slot], self.computed[slot] = tokens, hit.tokens
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), more=st.integers(1, 9))
-    def compute(self, data: st.DataObject, more: int) -> None:
+    @rule(data=st.data(), more=st.integers(1, 9), ahead=st.sampled_from([0, 0, 1, 7]))
+    def compute(self, data: st.DataObject, more: int, ahead: int) -> None:
         slot = data.draw(st.sampled_from(sorted(self.tokens)))
         more = min(more, len(self.tokens[slot]) - self.computed[slot])
         target = self.computed[slot] + self.manager.cut(self.computed[slot], more)
         free = self.manager.pool.num_free
-        entries = max(0, -(-target // self.size) - int(self.manager.held[slot]))
-        missing = sum(min(1, entries) if keeps is Retention.STATE else entries for keeps, _ in self.kinds)
-        added = self.manager.grow(slot, target)
+        entries = max(0, -(-(target + ahead) // self.size) - int(self.manager.held[slot]))
+        missing, short = 0, entries > 0
+        for g, (keeps, _) in enumerate(self.kinds):
+            states = -(-target // self.size) > len(self.manager.table(slot, g))
+            missing += states if keeps is Retention.STATE else entries
+            short |= states and keeps is Retention.STATE
+        asked = (np.array([number], dtype=np.int32) for number in (slot, target, ahead))
+        assert self.manager.short(*asked).tolist() == [short]
+        assert self.manager.has_room(slot, target, ahead) == (missing <= free)
+        added = self.manager.grow(slot, target, ahead)
         assert (added is None) == (missing > free)
         if added is None:
             return
@@ -146,11 +153,12 @@ class ManagerMachine(RuleBasedStateMachine):
         for slot, computed in self.computed.items():
             for g, kind in enumerate(self.kinds):
                 table = self.manager.table(slot, g)
-                assert len(table) == int(self.manager.held[slot]) >= -(-computed // self.size)
+                assert len(table) >= -(-computed // self.size)
+                assert len(table) == int(self.manager.held[slot]) or kind[0] is Retention.STATE
                 kept = {i for i, block in enumerate(table) if block != NULL_BLOCK}
                 assert kept >= set(needed_blocks(computed, kind, self.size))
                 if computed % self.size == 0:
-                    behind = min(needed_blocks(computed, kind, self.size), default=len(table))
+                    behind = min(needed_blocks(computed, kind, self.size), default=computed // self.size)
                     assert not kept & set(range(behind)), "blocks that nothing needs are free"
         if not self.tokens:
             self.manager.check_idle()

@@ -12,6 +12,7 @@ import torch
 from jackfield.checkpoint import JsonConfigReader
 from jackfield.interfaces import (
     OPS,
+    ROUTING_OPS,
     AttentionEnv,
     AttentionRequest,
     AttentionStep,
@@ -68,7 +69,7 @@ def build_plan(communicator: Communicator, attention: Mapping[int, LayerAttentio
         scheme=lambda info: None,
         plain=plain,
         attention=attention or {},
-        ops={op: TorchOps.build(op, OpRequest(), Settings()) for op in OPS},
+        ops={op: TorchOps.build(op, OpRequest(), Settings()) for op in (*OPS, *ROUTING_OPS)},
         experts=TorchExperts,
     )
 

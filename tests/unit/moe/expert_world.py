@@ -9,6 +9,7 @@ import torch
 from jackfield.distributed import SingleCommunicator
 from jackfield.interfaces import ExpertsBackend, LayerInfo, MoEConfig, OutputShard, Parallel, QuantizationMethod
 from jackfield.interfaces.moe import experts_request
+from jackfield.layers.functional import REFERENCES
 from jackfield.layers.moe import Moe
 from jackfield.layers.routing import route
 from jackfield_moe.activations import activation_of
@@ -56,7 +57,7 @@ def build(
     schemes = [method.scheme(info, None) or Unquantized.scheme(info, None) for info in infos]
     request = experts_request(config, schemes[0].layout, dtype="float32", held=count, partial=partial)
     up, down = zip(infos, schemes, strict=True)
-    block = Moe("moe", config, up, down, backend.build(request), SingleCommunicator(), CPU, **options)
+    block = Moe("moe", config, up, down, backend.build(request), SingleCommunicator(), CPU, ops=REFERENCES, **options)
     for name, tensor in weights_of(config).items():
         shard, _, suffix = name.partition(".")
         for expert, part in enumerate(tensor):

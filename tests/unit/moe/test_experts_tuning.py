@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,17 @@ from jackfield.errors import ConfigError
 from jackfield.interfaces import ExpertsRequest
 from jackfield.interfaces.moe import Tuned
 from jackfield_moe.torch_experts import TorchExperts
-from jackfield_moe.triton_plan import Launch, default_launch, default_plan, file_name, plan_content, plan_for, read_plan
-from jackfield_moe.triton_tune import ROWS, candidates, search, tune
+from jackfield_moe.triton_plan import (
+    MEASURED,
+    Launch,
+    default_launch,
+    default_plan,
+    file_name,
+    plan_content,
+    plan_for,
+    read_plan,
+)
+from jackfield_moe.triton_tune import ROWS, neighbours, search, tune
 
 REQUEST = ExpertsRequest(
     num_experts=128, top_k=8, hidden_size=2048, intermediate_size=768, dtype="bfloat16", kind="dense"
@@ -36,22 +45,40 @@ def test_a_search_finds_what_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("jackfield_moe.triton_tune.ROWS", (1, 64))
     lines: list[str] = []
 
+    def away(launch: Launch, wanted: Launch) -> int:
+        return sum(one != other for one, other in zip(astuple(launch), astuple(wanted), strict=True))
+
     def measure(rows: int, up: Launch, down: Launch) -> float:
         wanted = FAST if rows == 64 else replace(FAST, rows=16)
-        return 1.0 + (up != wanted) + (down != replace(wanted, stages=2))
+        return 1.0 + away(up, wanted) + away(down, replace(wanted, stages=2))
 
-    plan = search(REQUEST, measure, lines.append)
+    plan = search(REQUEST, measure, lines.append, copy_engine=True)
     assert plan.of(64) == (FAST, replace(FAST, stages=2))
     assert plan.of(63) == (replace(FAST, rows=16), replace(FAST, rows=16, stages=2))
     assert [line.split(":")[0] for line in lines] == ["1 rows", "64 rows"]
 
 
-def test_candidates_fit_and_are_many() -> None:
-    found = list(candidates(64, 2))
-    assert len(found) == len(set(found)) > 20
-    assert FAST in list(candidates(32, 2))
-    assert all(launch.rows == 64 and launch.depth in (32, 64, 128) for launch in found)
+def test_neighbours_fit_and_change_one_number() -> None:
+    pair = (FAST, replace(FAST, rows=64))
+    found = list(neighbours(pair, 2, copy_engine=True))
+    assert len(set(found)) > 20
+    assert (FAST, replace(FAST, rows=64, tma=True)) in found and (
+        replace(FAST, rows=16),
+        replace(FAST, rows=16),
+    ) in found
+    assert not any(launch.tma for near in neighbours(pair, 2) for launch in near)
+    large = replace(FAST, rows=128, columns=256, depth=64, stages=3)
+    assert all(replace(large, stages=4) not in near for near in neighbours((large, large), 2))
     assert ROWS[0] == 1
+
+
+def test_rules_of_devices_with_a_copy_engine_are_those_measured() -> None:
+    plan = default_plan(REQUEST, hopper=True)
+    for rows, place in [(1, 0), (64, 0), (256, 1), (512, 2), (2048, 3), (8192, 4)]:
+        assert plan.of(rows) == MEASURED[place][1:]
+    bare = default_plan(replace(REQUEST, gated=False), hopper=True)
+    assert bare.of(64) == (MEASURED[0][2],) * 2
+    assert default_plan(replace(REQUEST, kind="int4"), hopper=True) == default_plan(replace(REQUEST, kind="int4"))
 
 
 def test_files_are_found_by_sizes_type_layout_and_device(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jackfield.distributed import SingleCommunicator
 from jackfield.interfaces import ExpertsRequest, LayerInfo, MoEConfig, OutputShard, Parallel
+from jackfield.layers.functional import REFERENCES
 from jackfield.layers.moe import ExpertWeight, Moe, route
 from jackfield_moe.torch_experts import TorchExperts
 from jackfield_quantization.unquantized import Unquantized
@@ -92,6 +93,7 @@ def build(config: MoEConfig) -> tuple[Moe, torch.Tensor, torch.Tensor]:
         TorchExperts.build(ExpertsRequest(activation=config.activation)),
         SingleCommunicator(),
         CPU,
+        ops=REFERENCES,
     )
     for expert in reversed(range(count)):
         assert block.down.load_expert(expert, "", "weight", down[expert])

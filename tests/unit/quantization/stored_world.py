@@ -93,7 +93,7 @@ def builder(
         scheme=lambda info: method.scheme(info, spec),
         plain=plain,
         attention={},
-        ops={op: TorchOps.build(op, None, None) for op in ("silu_and_mul",)},
+        ops={op: TorchOps.build(op, None, None) for op in ("silu_and_mul", "route_experts")},
         experts=TorchExperts,
         weights=weights,
         tensors=facts_of(tensors),

@@ -117,7 +117,7 @@ def test_a_tensor_that_nothing_takes_is_named(name: str) -> None:
 def test_a_tensor_that_is_absent_is_named(name: str) -> None:
     """Without it numbers would be others: nothing is guessed, and packed numbers are never taken for weights."""
     tensors, _ = written(FORMATS[name], SINGLE)
-    needless = ("input_scale", "weight_shape", "g_idx", "pre_quant_scale", *HQQ_SETTINGS)
+    needless = ("input_scale", "weight_shape", "g_idx", "pre_quant_scale", "act_pre_scale", *HQQ_SETTINGS)
     for absent in tensors:
         if not absent.endswith(needless):
             rest = {key: tensor for key, tensor in tensors.items() if key != absent}

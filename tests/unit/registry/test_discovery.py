@@ -45,7 +45,7 @@ def test_other_major_is_refused_without_import(site: Site) -> None:
     assert ref.load() is None and site.imported() == []
     assert ref.error is not None and (ref.error.code, ref.stage) == ("api_version", "api")
     assert ref.sentence() == (
-        "plugin rocket (acme 1.2) could not be loaded: needs attention_backends API 2, this core offers 1.1"
+        "plugin rocket (acme 1.2) could not be loaded: needs attention_backends API 2, this core offers 1.2"
     )
 
 
@@ -63,7 +63,7 @@ def test_newer_minor_is_refused(site: Site) -> None:
     ref = Registry.discover(entry_points=site.points()).refs()[0]
     assert ref.load() is None
     assert ref.error is not None and ref.error.code == "api_version"
-    assert ref.error.text == "needs attention_backends API 1.3, this core offers 1.1"
+    assert ref.error.text == "needs attention_backends API 1.3, this core offers 1.2"
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,13 @@ class MarkovWorld:
         self.target = target_VV
         self.state = _state(count, SamplingParams(**params), seed)
         self.sampler = Sampler(self.state)
-        limits = SpeculationLimits(width, LENGTH, len(target_VV), method)
+        limits = SpeculationLimits(width, LENGTH, len(target_VV), method, branches=True)
         self.speculation = Speculation(draft, self.sampler, limits, count, Transfer(CPU))
         self.slots = np.arange(count, dtype=np.int32)
         self.tokens = torch.zeros((count, LENGTH + width + 2), dtype=torch.int32)
         self.known = np.ones(count, dtype=np.int32)
         self.drafts: npt.NDArray[np.int32] | None = None
+        self.parents: npt.NDArray[np.int32] | None = None
         self.kept: list[float] = []
         self.speculation.fill([_new(slot, SamplingParams(**params), seed) for slot in range(count)])
 
@@ -101,17 +102,20 @@ class MarkovWorld:
         plan = SchedulerOutput(
             0, self.slots, self.known - 1, 1 + counts, np.ones(len(self.slots), dtype=np.bool_), drafts=drafts
         )
-        plan.num_drafts = counts
+        plan.num_drafts, plan.draft_parents = counts, self.parents
         places = Places.of(plan)
         rows, at = np.nonzero(drafts >= 0)
         self.tokens[torch.from_numpy(rows), torch.from_numpy(self.known[rows] + at)] = torch.from_numpy(
             drafts[rows, at]
         )
         slots = places.slots[places.owner]
-        before = self.tokens[torch.from_numpy(slots).long(), torch.from_numpy(places.lengths).long() - 1].long()
+        # What is stored in front of a place need not be what the text has there: look at the draft itself.
+        at = np.where(places.within > 0, places.known[places.owner] + places.within - 1, places.lengths - 1)
+        before = self.tokens[torch.from_numpy(slots).long(), torch.from_numpy(at.astype(np.int64))].long()
         sample_rows = SampleRows(slots, torch.from_numpy(slots.astype(np.int64)), places.lengths, self.tokens)
         ids, edited = self.sampler.sample(self.target[before], sample_rows)
-        tokens, accepted = self.speculation.verify(plan, places, ids, edited)
+        verified = self.speculation.verify(plan, places, ids, edited)
+        tokens, accepted = verified.tokens, verified.accepted
         row, place = np.nonzero(tokens >= 0)
         self.tokens[torch.from_numpy(row), torch.from_numpy(self.known[row] + place)] = torch.from_numpy(
             tokens[row, place]
@@ -119,7 +123,7 @@ class MarkovWorld:
         if counts.any():
             self.kept.append(float(accepted.mean()))
         self.known = self.known + (tokens >= 0).sum(1, dtype=np.int32)
-        self.drafts = self.speculation.propose(self.slots, self.known, None)
+        self.drafts, self.parents = self.speculation.propose(self.slots, self.known, None) or (None, None)
 
 
 def _new(slot: int, params: SamplingParams, seed: int) -> NewSequence:

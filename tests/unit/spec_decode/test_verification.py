@@ -118,7 +118,7 @@ def test_drafts_are_kept_as_often_as_theory_says() -> None:
     kept = {}
     for method in METHODS:
         world = MarkovWorld(TARGET, MarkovDrafter(DRAFT, 3), 2 * FEW, 3, method, max_tokens=9)
-        world.drafts = world.speculation.propose(world.slots, world.known, None)
+        world.drafts, world.parents = world.speculation.propose(world.slots, world.known, None) or (None, None)
         world.round()
         kept[method] = world.kept[0]
     assert kept["standard"] == pytest.approx(expected, abs=0.012)

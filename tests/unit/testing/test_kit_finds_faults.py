@@ -88,6 +88,9 @@ def test_a_claim_that_is_not_kept_is_found() -> None:
     boastful = type("Boastful", (Attention,), {"features": Attention.features | {"softcap"}})
     with pytest.raises(AssertionError, match="not close"):
         Suites.attention.check(bench_of(boastful), Shape(softcap=0.5), STEPS["mixed"])
+    boastful = type("Boastful", (Attention,), {"features": Attention.features | {"tree"}})
+    with pytest.raises(AssertionError, match="not close"):
+        Suites.attention.test_each_kind_of_tree(bench_of(boastful), "two branches", None)
 
 
 def test_what_is_refused_is_not_run() -> None:

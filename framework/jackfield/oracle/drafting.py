@@ -1,0 +1,173 @@
+"""The choice of a drafter, and what follows where its drafts branch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from jackfield.config import EngineConfig
+from jackfield.errors import ConfigError
+from jackfield.interfaces import (
+    MOST_BRANCHES,
+    DeviceFacts,
+    Drafter,
+    DrafterRequest,
+    ModelArchitecture,
+    ModelFacts,
+    Plugin,
+    Reason,
+    Settings,
+    TextConfig,
+    WeightMap,
+)
+from jackfield.interfaces.facts import split_name
+from jackfield.oracle.requests import replace_force
+
+if TYPE_CHECKING:
+    from jackfield.oracle.pipeline import Bench
+
+DEFAULT_DRAFTS = 4
+"""Drafts per step when the user names a drafter and no number."""
+
+
+def drafter_request(
+    bench: Bench,
+    facts: ModelFacts,
+    architecture: type[ModelArchitecture],
+    model_config: TextConfig,
+    device: DeviceFacts,
+    draft_facts: ModelFacts | None,
+) -> DrafterRequest:
+    """Return what a drafter is asked for, and what this engine offers it."""
+    wish = bench.config.speculative
+    return DrafterRequest(
+        subject=wish.method or "",
+        kind=wish.method or "",
+        device=device,
+        num_tokens=wish.num_speculative_tokens or DEFAULT_DRAFTS,
+        target_architecture=facts.architecture,
+        vocab_size=model_config.vocab_size,
+        target_layers=model_config.num_layers,
+        hidden_size=model_config.hidden_size,
+        offers=frozenset(
+            {"tokens", "draft_cache", "last_hidden"}
+            | ({"taps"} if "taps" in architecture.features else set())
+            | ({"draft_checkpoint"} if draft_facts else set())
+            | ({"draft_layers"} if architecture.draft_layers else set())
+        ),
+        model=wish.model or "",
+    )
+
+
+def decide_drafter(bench: Bench, request: DrafterRequest, *, keep: bool) -> tuple[type[Drafter], Settings]:
+    """Return the drafter of a request, and its options; with ``keep`` the decision is part of the report."""
+    word = replace_force(bench.config.drafter.resolve(), "method")
+    decision = bench.decide("drafters", request, word, "speculative", need_reasons, keep=keep)
+    return cast(type[Drafter], decision.plugin), bench.registry.settings(decision.ref)
+
+
+def look_ahead(
+    bench: Bench,
+    facts: ModelFacts,
+    architecture: type[ModelArchitecture],
+    model_config: TextConfig,
+    device: DeviceFacts,
+    draft_facts: ModelFacts | None,
+) -> None:
+    """Note what the target's attention must know of the drafter, though it is reported on behind it."""
+    if bench.config.speculative.method is None:
+        return
+    request = drafter_request(bench, facts, architecture, model_config, device, draft_facts)
+    drafter, settings = decide_drafter(bench, request, keep=False)
+    bench.branches = drafter.branches(settings)
+    bench.drafting = draft_facts is not None or "draft_layers" in drafter.needs
+
+
+def settle_branches(bench: Bench, drafter: type[Drafter], count: int) -> None:
+    """Settle what follows for drafts that branch.
+
+    Raises:
+        ConfigError: settings do not go with it.
+    """
+    if count > MOST_BRANCHES:
+        raise ConfigError(
+            f"drafts of {drafter.name} branch, and of those there may be {MOST_BRANCHES}",
+            field="speculative.num_speculative_tokens",
+            value=count,
+            remedy=f"use {MOST_BRANCHES} or less",
+        )
+    if bench.config.speculative.rejection_sample_method == "block":
+        raise ConfigError(
+            f"drafts of {drafter.name} branch, and blocks are of chains",
+            field="speculative.rejection_sample_method",
+            value="block",
+            remedy="leave speculative.rejection_sample_method out",
+        )
+    bench.config = bench.config.with_derived({"speculative.adaptive": False}, "branches are of a fixed number")
+
+
+def need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:
+    """Return reasons against a drafter that needs what the engine of the request does not offer."""
+    lacking = sorted(cast(type[Drafter], plugin).needs - request.offers)
+    remedies = {
+        "draft_checkpoint": "name the draft model in speculative.model",
+        "draft_layers": f"no plugin builds such layers for {request.target_architecture}; use another drafter",
+    }
+    return [
+        Reason("need", "offers", f"it needs {need}, which this engine does not offer", remedies.get(need, ""))
+        for need in lacking
+    ]
+
+
+def left_for_drafts(facts: ModelFacts, architecture: type[ModelArchitecture], model_config: TextConfig) -> ModelFacts:
+    """Return a target's checkpoint as one of the layers in it that only draft: of its tensors those that the target
+    leaves alone, so that nothing is read twice and nothing is lost unseen.
+    """
+    ignored = [re.compile(pattern) for pattern in _weights(facts, architecture, model_config).ignore]
+    left = {name: tensor for name, tensor in facts.tensors.items() if any(p.fullmatch(name) for p in ignored)}
+    return replace(facts, architecture=architecture.draft_layers, tensors=left)
+
+
+def draft_config(config: EngineConfig, path: str, dtype: str, *, own: bool) -> EngineConfig:
+    """Return the configuration that a draft model is decided by. What the user said on how to read and quantize a model
+    is about the target's checkpoint (``own``: about layers in it that only draft, too); on who builds it, about the
+    target.
+    """
+    target = config.model
+    if own:
+        model = target.model_copy(update={"dtype": dtype, "task": "auto", "implementation": "auto"})
+        return config.model_copy(update={"model": model})
+    load_format = "dummy" if target.load_format == "dummy" else "auto"
+    said = {"model": path, "dtype": dtype, "batch_invariant": target.batch_invariant, "load_format": load_format}
+    model = type(target).model_validate(said)
+    plain = {"model": model, "quantization": type(config.quantization)(), "moe": type(config.moe)()}
+    return config.model_copy(update=plain)
+
+
+def check_draft_layers(
+    config: EngineConfig, facts: ModelFacts, architecture: type[ModelArchitecture], model_config: TextConfig
+) -> None:
+    """Refuse a checkpoint that has no layers that only draft.
+
+    Args:
+        facts: of the part of the checkpoint that the target leaves alone. architecture: of such layers.
+
+    Raises:
+        ConfigError: none of its tensors belongs to one. Where weights are made up, the configuration's word is taken.
+    """
+    if config.model.load_format == "dummy":
+        return
+    sources = {rule.source for rule in _weights(facts, architecture, model_config).rules}
+    if not any(split_name(name, facts.tensors)[0] in sources or name in sources for name in facts.tensors):
+        raise ConfigError(
+            "the checkpoint has no layers that only draft, though its architecture may have some",
+            field="speculative.method",
+            value=config.speculative.method,
+            remedy="use another drafter, or a checkpoint that was saved with them",
+        )
+
+
+def _weights(facts: ModelFacts, architecture: type[ModelArchitecture], model_config: TextConfig) -> WeightMap:
+    container = "safetensors" if facts.container == "config" else facts.container
+    return architecture.weight_map(model_config, container)
