@@ -37,6 +37,10 @@ class LoadableModule(nn.Module):
         """Return how many outputs one number of a checkpoint tensor stands for."""
         return 1
 
+    def outputs(self, shard: str) -> int:
+        """Return the outputs of a shard on all ranks together; 0 where there are none to speak of."""
+        return 0
+
     def is_opaque(self, shard: str, suffix: str) -> bool:
         """Return whether outputs cannot be told apart in a checkpoint tensor that speaks of single ones."""
         return False
@@ -222,6 +226,10 @@ class SchemeWeight(LoadableModule):
     def row_repeat(self, shard: str, suffix: str) -> int:
         """See the base class."""
         return max((spec.output_repeat for spec in self._wanted(shard, suffix)), default=1)
+
+    def outputs(self, shard: str) -> int:
+        """See the base class."""
+        return sum(one.size for one in self.info.shards if one.name == shard)
 
     def is_opaque(self, shard: str, suffix: str) -> bool:
         """See the base class."""

@@ -33,7 +33,8 @@ def arrange(tensor: torch.Tensor, rule: WeightRule, module: LoadableModule, suff
     dim, pack = place
     repeat = module.row_repeat(rule.shard, suffix)
     if repeat > 1:
-        tensor = repeated_rows(tensor, repeat, dim, rule.cut.total * rule.cut.groups if rule.cut else 0)
+        rows = rule.cut.total * rule.cut.groups if rule.cut else module.outputs(rule.shard)
+        tensor = repeated_rows(tensor, repeat, dim, rows)
     if rule.cut is not None:
         tensor = cut_rows(tensor, rule.cut, dim, pack)
     if rule.rows is None:

@@ -42,6 +42,24 @@ class Packed(LinearScheme):
         )
 
 
+class Blocks(LinearScheme):
+    """A scale for every three outputs of a matrix, the last block cut short."""
+
+    def parameters(self, info: LayerInfo) -> tuple[ParameterSpec, ...]:
+        shape = (sum(info.local_output_sizes), 2)
+        return (ParameterSpec("scale", "scale", shape, "float32", output_dim=0, input_dim=None, output_repeat=3),)
+
+
+def test_scales_of_blocks_go_where_their_rows_go() -> None:
+    """Eight rows in two heads are three blocks: the ninth row of what blocks stand for is nobody's."""
+    scales = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    each = scales.repeat_interleave(3, 0)[:8]
+    rule = WeightRule("x", "layer", "q", rows=RowOrder("interleaved_pairs", 2))
+    module = linear(Blocks())
+    assert torch.equal(arrange(scales, rule, module, "scale"), reorder_rows(each, RowOrder("interleaved_pairs", 2)))
+    assert torch.equal(arrange(scales, WeightRule("x", "layer", "q"), module, "scale"), each)
+
+
 @pytest.mark.parametrize("width", [(), (5,)])
 def test_rows_of_a_stacked_matrix(width: tuple[int, ...]) -> None:
     fused = torch.arange(12 * torch.Size(width).numel()).view(12, *width)
