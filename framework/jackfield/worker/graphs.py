@@ -64,11 +64,11 @@ class DecodeGraphs:
             self._recorded[size] = self._record(size)
 
     def fits(self, plan: SchedulerOutput) -> bool:
-        """Return whether the plan is a plain decode step of a recorded size."""
+        """Return whether the plan is a decode step of a recorded size, which has no drafts in it."""
         count = len(plan.slots)
         return (
             0 < count <= self.sizes[-1]
-            and plan.num_drafts is None
+            and (plan.num_drafts is None or not plan.num_drafts.any())
             and bool((plan.counts == 1).all())
             and bool(plan.samples.all())
         )

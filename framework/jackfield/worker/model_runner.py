@@ -72,6 +72,15 @@ class RunnerParts:
     draw: Draw = draw_tokens
 
 
+@dataclass(slots=True)
+class Computed:
+    """What a step left: its inputs, all hidden states [T, E], and those [N, E] behind which it samples."""
+
+    inputs: StepInputs
+    hidden_TE: torch.Tensor
+    hidden_NE: torch.Tensor
+
+
 class ModelRunner:
     """Executes plans, in the order in which they are launched."""
 
@@ -81,6 +90,7 @@ class ModelRunner:
         self._stream = parts.stream_api.new_stream() if parts.stream_api else None
         self._taps = tuple(parts.drafter.taps) if parts.drafter is not None else ()
         self._followed = parts.drafter is not None and _sees_every_step(parts.drafter)
+        self._reads_text_alone = parts.drafter is not None and parts.drafter.needs <= {"tokens"}
         self._speculation: Speculation | None = None
         if parts.drafter is not None and parts.speculation is not None:
             self._speculation = Speculation(
@@ -116,8 +126,11 @@ class ModelRunner:
         if not len(plan.slots):
             return _nothing_sampled(plan)
         merges = parts.features is not None and parts.features.touches(plan)
-        if parts.graphs is not None and parts.graphs.fits(plan) and not merges and not self._followed:
+        blind = plan.num_drafts is None or self._reads_text_alone
+        if parts.graphs is not None and blind and parts.graphs.fits(plan) and not merges and not self._followed:
             logits, ids = parts.graphs.replay(plan)
+            if plan.num_drafts is not None:
+                return self._verify_and_draft(plan, Places.of(plan), logits)
             if parts.state.plain_greedy(plan.slots):
                 return self._deliver(plan, ids)
             return self._sample(plan, logits, plan.slots, plan.starts + 1)
@@ -243,27 +256,34 @@ class ModelRunner:
 
     def _sample_with_drafts(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
         """Sample behind each row's last token and behind each of its drafts, verify, and draft for the next step."""
-        parts, speculation = self._parts, self._speculation
-        assert speculation is not None, "a plan has drafts, but there is no drafter"
-        places = Places.of(plan)
+        parts, places = self._parts, Places.of(plan)
         first = inputs.ends[places.rows] - 1 - places.drafts
         hidden_NE = hidden_TE.index_select(0, parts.transfer.send(first[places.owner] + places.within))
-        logits, slots = parts.model.logits(hidden_NE), places.slots[places.owner]
+        return self._verify_and_draft(
+            plan, places, parts.model.logits(hidden_NE), Computed(inputs, hidden_TE, hidden_NE)
+        )
+
+    def _verify_and_draft(
+        self, plan: SchedulerOutput, places: Places, logits: torch.Tensor, computed: Computed | None = None
+    ) -> PendingStep:
+        """Sample from logits [N, V], verify, and draft for the next step. ``computed``: what the step left besides;
+        None where it was replayed whole, which steps with drafts are not.
+        """
+        parts, speculation = self._parts, self._speculation
+        assert speculation is not None, "a plan has drafts, but there is no drafter"
+        slots = places.slots[places.owner]
         rows = SampleRows(slots, parts.transfer.send_index(slots), places.lengths, parts.batch.tokens)
         ids, edited = self._sampler.sample(logits, rows)
         verified = speculation.verify(plan, places, ids, edited)
         tokens, accepted = verified.tokens, verified.accepted
-        if places.parents is not None:
-            hidden_TE = self._compact(plan, inputs, places, verified, hidden_TE)
+        if computed is not None and places.parents is not None:
+            computed.hidden_TE = self._compact(plan, computed.inputs, places, verified, computed.hidden_TE)
         row, place = np.nonzero(tokens >= 0)
         parts.batch.write_tokens(places.slots[row], places.known[row] + place, tokens[row, place])
         shown = edited if self._sampler.shows_processed else logits
         output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, self._logprobs_of(verified, places, shown)))
-        if parts.backup is not None:
-            parts.backup.restore(plan, places.rows[accepted < places.drafts])
-        counts = plan.counts.copy()
-        counts[places.rows] -= (places.drafts - accepted).astype(np.int32)
-        self._follow(plan, counts, inputs, hidden_TE)
+        if computed is not None:
+            self._settle(plan, places, accepted, computed)
         speculation.observe(places, accepted)
         lengths = places.known + (tokens >= 0).sum(1, dtype=np.int32)
         wanted = None if plan.draft_limits is None else plan.draft_limits[places.rows]
@@ -272,10 +292,21 @@ class ModelRunner:
         every = np.arange(len(accepted))
         last = parts.transfer.send_index(np.searchsorted(places.owner, every) + verified.sources[every, accepted])
         final = parts.transfer.send_index(tokens[every, accepted])
-        proposed = speculation.propose(places.slots, lengths, wanted, hidden_NE[last], final)
+        states = None if computed is None else computed.hidden_NE[last]
+        proposed = speculation.propose(places.slots, lengths, wanted, states, final)
         output.next_drafts, output.next_parents = proposed or (None, None)
         output.draft_seconds = time.monotonic() - began
         return PendingStep(lambda: output)
+
+    def _settle(
+        self, plan: SchedulerOutput, places: Places, accepted: npt.NDArray[np.int64], computed: Computed
+    ) -> None:
+        """Take back states that refused drafts changed, and show the drafter what counts of the step."""
+        if self._parts.backup is not None:
+            self._parts.backup.restore(plan, places.rows[accepted < places.drafts])
+        counts = plan.counts.copy()
+        counts[places.rows] -= (places.drafts - accepted).astype(np.int32)
+        self._follow(plan, counts, computed.inputs, computed.hidden_TE)
 
     def _compact(
         self, plan: SchedulerOutput, inputs: StepInputs, places: Places, verified: Verified, hidden_TE: torch.Tensor

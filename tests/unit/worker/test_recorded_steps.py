@@ -242,6 +242,7 @@ def test_a_drafter_that_needs_hidden_states_sees_every_token(start: Start, draft
     before = decodes(llm)
     (output,) = llm.generate([prompt(9)], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 30
-    assert (decodes(llm) > before) == (drafter is Watching), "whether steps of single tokens were replayed"
+    # Every token but the first is behind a step without drafts: the drafter, which could bring some, brings none.
+    assert decodes(llm) - before == (29 if drafter is Watching else 0)
     # The last token is sampled and never read.
     assert (sum(Watching.shown.values()) == 9 + 29) == (drafter is Featured)
