@@ -52,6 +52,16 @@ def test_a_converted_model_is_that_of_the_converted_weights(engine: Engine, tmp_
     same(engine(folder, max_model_len=128, quantization={"force": name}), engine(plain, max_model_len=128))
 
 
+@pytest.mark.parametrize("name", ["nf4", "fp8", "calibrated_gptq"])
+def test_a_method_that_takes_no_layer_is_refused(engine: Engine, tmp_path: Path, name: str) -> None:
+    """A user who asks for it must not get the dense model."""
+    options = {"plugins.options": {name: {"only": "nowhere"}}}
+    with pytest.raises(JackfieldError) as caught:
+        engine(tiny(tmp_path / "source"), quantization={"force": name}, **options)
+    assert caught.value.field == "quantization" and caught.value.value == name
+    assert "takes none of the model's layers" in caught.value.message
+
+
 def test_some_layers_alone(engine: Engine, tmp_path: Path) -> None:
     conversion = CONVERSIONS["nf4"]
     folder = tiny(tmp_path / "source")

@@ -92,6 +92,8 @@ class LayerBuilder:
         self._rotaries: dict[str, Rotary | FourierRotary] = {}
         self._chunked: dict[tuple[int, int, int], DualChunkRotary] = {}
         self._side: SideStream | None = None
+        self.quantized = 0
+        """Layers that the quantization method took."""
 
     def linear(
         self,
@@ -390,6 +392,7 @@ class LayerBuilder:
         found = self._plan.scheme(info)
         if found is None:
             return self._plan.plain(info)
+        self.quantized += 1
         return ThenPlain(found, self._plan.plain(info)) if found.becomes_dense else found
 
 

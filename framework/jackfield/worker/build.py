@@ -174,7 +174,15 @@ def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicato
         cache_scales={layer: cache_scales_path(layer) for layer in cache_scales(spec).layers},
         max_length=spec.max_model_len,
     )
-    model = spec.architecture.build(spec.model_config, LayerBuilder(plan))
+    builder = LayerBuilder(plan)
+    model = spec.architecture.build(spec.model_config, builder)
+    if spec.quantization.opt_in and not builder.quantized:
+        raise ConfigError(
+            "the method takes none of the model's layers, which would all stay as they are",
+            field="quantization",
+            value=spec.quantization.name,
+            remedy="leave quantization out, or choose a method or options that fit the layers' sizes and names",
+        )
     return model.eval()
 
 
