@@ -134,7 +134,7 @@ def test_what_cannot_be_done_is_refused(
     ]
     wide = [word if word != "32" else "256" for word in words]
     assert main([*wide, "--text", str(text)]) == 2
-    assert "no matrix of the model" in capsys.readouterr().err
+    assert "takes none of the model's layers" in capsys.readouterr().err
     assert main([*words, "--text", str(tmp_path / "nowhere")]) == 2
     assert "the text cannot be read" in capsys.readouterr().err
     text.write_text("Too short.")
