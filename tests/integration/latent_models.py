@@ -1,10 +1,16 @@
-"""Tiny random models with multi-head latent attention."""
+"""Tiny random models with multi-head latent attention, and what holds for all of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from engines import Engine
+from hf import Tiny, assert_equal, random_prompts
 from tiny_models import LENGTH, Recipe
+
+from jackfield import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 
 LATENT: dict[str, Any] = {
     "num_key_value_heads": None,
@@ -63,3 +69,21 @@ SPARSE: dict[str, Recipe] = {
     "all chosen": Recipe("DeepseekV32Config", "DeepseekV32ForCausalLM", {**DENSE, **INDEX, "index_topk": 2048}),
 }
 """Models whose attention is to tokens that an indexer chooses."""
+
+
+def cut_any_way(engine: Engine, tiny: Tiny, chunk: int, parts: dict[str, dict[str, int]]) -> None:
+    """Assert that chunks, hits of prefixes and preemption change no token; ``parts`` are options of plugins."""
+    llm = engine(
+        tiny.folder, long_prefill_token_threshold=chunk, block_size=16, max_num_seqs=4, **{"plugins.options": parts}
+    )
+    prompts = random_prompts((50, 90))
+    first = [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)]
+    assert_equal(tiny.model, prompts, first)
+    longer = [[*prompt, *output, 5] for prompt, output in zip(prompts, first, strict=True)]
+    again = llm.generate(longer, GREEDY)
+    assert all((request.num_cached_tokens or 0) >= 48 for request in again)
+    assert_equal(tiny.model, longer, [request.outputs[0].token_ids for request in again])
+    small = engine(tiny.folder, block_size=16, num_blocks=12, max_model_len=128, long_prefill_token_threshold=chunk)
+    many = random_prompts((40, 60, 30, 70, 20), seed=9)
+    outputs = [request.outputs[0].token_ids for request in small.generate(many, GREEDY)]
+    assert_equal(tiny.model, many, outputs)

@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 from engines import Engine
 from hf import assert_equal, random_prompts
-from latent_models import RECIPES
+from latent_models import GREEDY, RECIPES, cut_any_way
 from test_models_hf import check_logprobs
-
-from jackfield import SamplingParams
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -31,17 +27,4 @@ def test_chunks_prefixes_and_preemption_change_nothing(engine: Engine, tmp_path:
     tiny = RECIPES["v2-dense"].make(tmp_path)
     # Parts of the context smaller than a chunk, so that they are merged.
     parts = {"torch_mla": {"context_part": 11}}
-    llm = engine(
-        tiny.folder, long_prefill_token_threshold=chunk, block_size=16, max_num_seqs=4, **{"plugins.options": parts}
-    )
-    prompts = random_prompts((50, 90))
-    first = [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)]
-    assert_equal(tiny.model, prompts, first)
-    longer = [[*prompt, *output, 5] for prompt, output in zip(prompts, first, strict=True)]
-    again = llm.generate(longer, GREEDY)
-    assert all((request.num_cached_tokens or 0) >= 48 for request in again)
-    assert_equal(tiny.model, longer, [request.outputs[0].token_ids for request in again])
-    small = engine(tiny.folder, block_size=16, num_blocks=12, max_model_len=128, long_prefill_token_threshold=chunk)
-    many = random_prompts((40, 60, 30, 70, 20), seed=9)
-    outputs = [request.outputs[0].token_ids for request in small.generate(many, GREEDY)]
-    assert_equal(tiny.model, many, outputs)
+    cut_any_way(engine, tiny, chunk, parts)

@@ -239,10 +239,10 @@ def launch_packed(rows: int, group: int) -> None:
 LATENT = {"kind": "mla", "num_kv_heads": 1, "head_size": 192, "value_head_size": 128, "scale": 192**-0.5}
 
 
-def launch_latent(heads: int, stored: str, splits: int, tokens: int = 3) -> None:
-    """Launch write and decode over latents of 512 with 64 rotated features, as DeepSeek has them."""
+def launch_latent(heads: int, stored: str, splits: int, tokens: int = 3, capability: tuple[int, int] = (9, 0)) -> None:
+    """Launch all kernels over latents of 512 with 64 rotated features, as DeepSeek has them."""
     device, kind = torch.device("cpu"), torch.bfloat16
-    facts, sizes = DeviceFacts("cuda", capability=(9, 0), cores=132), {"latent_size": 512, "rope_size": 64}
+    facts, sizes = DeviceFacts("cuda", capability=capability, cores=132), {"latent_size": 512, "rope_size": 64}
     request = AttentionRequest(
         dtype="bfloat16", num_heads=heads, device=facts, extra=sizes, cache_dtype=stored, **LATENT
     )
@@ -372,6 +372,10 @@ def main(capability: int) -> None:
     }
     for compiler.label, options in attention.items():
         launch_attention(**options)
+    compiler.target = GPUTarget("cuda", 89, 32)
+    for dtype in ("bfloat16", "float8_e4m3fn"):
+        compiler.label = f"latents, {dtype}, small device, apart"
+        launch_latent(128, dtype, 4, capability=(8, 9))
     sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
 
 

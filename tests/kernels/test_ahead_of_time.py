@@ -14,6 +14,8 @@ import pytest
 PROGRAM = Path(__file__).with_name("ahead_of_time.py")
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have on capability 9.0."""
+SMALL_LIMIT = 99 * 1024
+"""The same on capability 8.9 and 12.0."""
 KERNELS = {
     *("rms_norm_kernel", "fused_add_rms_norm_kernel", "gated_kernel", "rotary_kernel"),
     *("gated_quant_kernel", "quantize_kernel", "rescale_kernel"),
@@ -61,6 +63,12 @@ def test_every_kernel_was_compiled(rows: list[dict[str, Any]]) -> None:
 
 def test_every_kernel_fits_the_device(rows: list[dict[str, Any]]) -> None:
     assert [row for row in rows if row["shared_bytes"] > SHARED_LIMIT] == []
+
+
+def test_latents_fit_devices_with_less_memory_too(rows: list[dict[str, Any]]) -> None:
+    small = [row for row in rows if "small device" in row["case"]]
+    assert {row["kernel"] for row in small} == {name for name in LATENTS if name.startswith("mla_")}
+    assert [row for row in small if row["shared_bytes"] > SMALL_LIMIT] == []
 
 
 def test_matrix_units_are_used(rows: list[dict[str, Any]]) -> None:

@@ -33,6 +33,40 @@ def mla_write_kernel(
 
 
 @triton.jit
+def folded(plain, rotated, latent, key, there, scale, best, total, mixed):
+    """Return (best, total, mixed) with a tile of latents and rotated keys, of which some are not ``there``."""
+    latent, key = latent.to(plain.dtype), key.to(plain.dtype)
+    scores = tl.dot(plain, tl.trans(latent), input_precision="ieee")
+    scores += tl.dot(rotated, tl.trans(key), input_precision="ieee")
+    scores = tl.where(there[None, :], scores * scale, -1.0e30)
+    highest = tl.maximum(best, tl.max(scores, 1))
+    weight = tl.where(there[None, :], tl.math.exp2(scores - highest[:, None]), 0.0)
+    keep = tl.math.exp2(best - highest)
+    total = total * keep + tl.sum(weight, 1)
+    mixed = mixed * keep[:, None]
+    mixed += tl.dot(weight.to(latent.dtype), latent, input_precision="ieee")
+    return highest, total, mixed
+
+
+@triton.jit
+def leave(
+    out, parts, bests, totals, best, total, mixed, row, split, splits, head, column, out_row, out_head,
+    HEADS: tl.constexpr, R: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Write what a row mixes, or with other splits beside this one its part, from which they are put together."""
+    mask = (head < HEADS)[:, None] & (column < R)[None, :]
+    if WHOLE:
+        found = mixed / tl.maximum(total, 1.0e-30)[:, None]
+        rows = out + row.to(tl.int64) * out_row + head[:, None] * out_head
+        tl.store(rows + column[None, :], found.to(out.dtype.element_ty), mask=mask)
+    else:
+        index = (row.to(tl.int64) * splits + split) * HEADS + head
+        tl.store(bests + index, best, mask=head < HEADS)
+        tl.store(totals + index, total, mask=head < HEADS)
+        tl.store(parts + index[:, None] * R + column[None, :], mixed, mask=mask)
+
+
+@triton.jit
 def mla_decode_kernel(
     q, turned_q, cache, out, lengths, block_table, parts, bests, totals, splits, scale, q_token, q_head, turned_token,
     turned_head, page, place, table_row, out_token, out_head, HEADS: tl.constexpr, ROWS: tl.constexpr,
@@ -65,27 +99,11 @@ def mla_decode_kernel(
         row = cache + number * page + token % PAGE * place
         latent = tl.load(row[:, None] + column[None, :], mask=seen[:, None] & (column < R)[None, :], other=0.0)
         key = tl.load(row[:, None] + R + turned[None, :], mask=seen[:, None] & (turned < P)[None, :], other=0.0)
-        latent, key = latent.to(plain.dtype), key.to(plain.dtype)
-        scores = tl.dot(plain, tl.trans(latent), input_precision="ieee")
-        scores += tl.dot(rotated, tl.trans(key), input_precision="ieee")
-        scores = tl.where(seen[None, :], scores * scale, -1.0e30)
-        highest = tl.maximum(best, tl.max(scores, 1))
-        weight = tl.where(seen[None, :], tl.math.exp2(scores - highest[:, None]), 0.0)
-        keep = tl.math.exp2(best - highest)
-        total = total * keep + tl.sum(weight, 1)
-        mixed = mixed * keep[:, None]
-        mixed += tl.dot(weight.to(latent.dtype), latent, input_precision="ieee")
-        best = highest
-    mask = real & (column < R)[None, :]
-    if WHOLE:
-        found = mixed / tl.maximum(total, 1.0e-30)[:, None]
-        rows = out + sequence.to(tl.int64) * out_token + head[:, None] * out_head
-        tl.store(rows + column[None, :], found.to(out.dtype.element_ty), mask=mask)
-    else:
-        index = (sequence.to(tl.int64) * splits + split) * HEADS + head
-        tl.store(bests + index, best, mask=head < HEADS)
-        tl.store(totals + index, total, mask=head < HEADS)
-        tl.store(parts + index[:, None] * R + column[None, :], mixed, mask=mask)
+        best, total, mixed = folded(plain, rotated, latent, key, seen, scale, best, total, mixed)
+    leave(
+        out, parts, bests, totals, best, total, mixed, sequence, split, splits, head, column, out_token, out_head,
+        HEADS, R, WHOLE,
+    )  # fmt: skip
 
 
 @triton.jit

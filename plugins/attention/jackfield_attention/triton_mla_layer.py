@@ -11,15 +11,20 @@ import torch.nn.functional as F
 from jackfield.interfaces import AttentionEnv
 from jackfield_attention.torch_mla_layer import Cache, MlaLayer
 from jackfield_attention.triton_mla_kernels import mla_decode_kernel, mla_merge_kernel, mla_write_kernel
-from jackfield_attention.triton_mla_metadata import QUERY_ROWS, ContextPart, Contexts, MlaMetadata, Parts, decode_shape
+from jackfield_attention.triton_mla_metadata import (
+    ContextPart,
+    Contexts,
+    MlaMetadata,
+    Parts,
+    decode_shape,
+    prefill_shape,
+)
 from jackfield_attention.triton_mla_prefill_kernels import mla_prefill_kernel
 from jackfield_triton.launch import power_of_two
 
 LOG2_E = math.log2(math.e)
 MERGED = 128
 """Features of a latent that one program puts together."""
-KEYS = {False: 64, True: 32}
-"""Keys in a tile of longer queries, by whether numbers take four bytes."""
 
 
 class TritonMlaLayer(MlaLayer):
@@ -28,7 +33,7 @@ class TritonMlaLayer(MlaLayer):
     def __init__(self, env: AttentionEnv) -> None:
         super().__init__(env)
         self._rope = int(env.request.extra["rope_size"])
-        self._shape = decode_shape(env)
+        self._shape, self._prefill = decode_shape(env), prefill_shape(env)
         self._sizes = {
             "R": self._rank,
             "R_WIDTH": max(16, power_of_two(self._rank)),
@@ -102,10 +107,10 @@ class TritonMlaLayer(MlaLayer):
                 rope_LP.stride(0),
                 *out_THV.stride()[:2],
                 HEADS=heads,
-                ROWS=QUERY_ROWS,
-                TILE=KEYS[q_THD.dtype == torch.float32],
-                num_warps=8,
-                num_stages=2,
+                ROWS=self._prefill.rows,
+                TILE=self._prefill.tile,
+                num_warps=self._prefill.warps,
+                num_stages=self._prefill.stages,
                 P=self._sizes["P"],
                 P_WIDTH=self._sizes["P_WIDTH"],
                 **sizes,

@@ -13,7 +13,7 @@ import torch
 from jackfield.errors import PluginError
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
 from jackfield_attention.transfer import sent
-from jackfield_attention.triton_tuning import FEW_CORES, MOST_SPLITS, PROGRAMS_PER_CORE
+from jackfield_attention.triton_tuning import FEW_CORES, MOST_SPLITS, PROGRAMS_PER_CORE, KernelShape, roomy
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,23 @@ def decode_shape(env: AttentionEnv) -> DecodeShape:
     if env.request.cache_dtype not in ("", env.request.dtype):
         return DecodeShape(heads or 16, tile or 32)  # numbers that are widened take registers
     device = env.request.device
-    if device is None or device.capability < LARGE_MEMORY or env.request.local_heads < MANY_HEADS:
+    if device is None or device.capability not in ROOMIEST or env.request.local_heads < MANY_HEADS:
         return DecodeShape(heads or 16, tile or 32, 4, 3)
     return DecodeShape(heads or 64, tile or 64, 8, 3)
 
 
+def prefill_shape(env: AttentionEnv) -> KernelShape:
+    """Return the shape of the kernel of longer queries: rows are new tokens."""
+    narrow = env.request.dtype != "float32"
+    if roomy(env):
+        return KernelShape(128, 64 if narrow else 32, 8, 2)
+    return KernelShape(64, 32, 4, 2) if narrow else KernelShape(32, 16, 4, 1)
+
+
 MANY_HEADS = 64
 """From so many heads on, matrix units are what limits, and want large tiles."""
-LARGE_MEMORY = (9, 0)
-"""Capability of devices whose multiprocessors have room for three such tiles."""
-QUERY_ROWS = 128
-"""New tokens of a tile."""
+ROOMIEST = frozenset({(9, 0), (10, 0), (10, 3)})
+"""Capabilities whose multiprocessors have room for three such tiles."""
 FIRST, LAST = 1, 2
 WHOLE = FIRST | LAST
 
@@ -139,14 +145,14 @@ def _packed(bounds: Sequence[int], most: int) -> Iterator[list[Piece]]:
         yield part
 
 
-def _tiles(part: Sequence[Piece], long: Sequence[LongQuery]) -> npt.NDArray[np.int32]:
-    """Return [N, 6]: every tile of queries that may see something of the part, those that see most first."""
+def _tiles(part: Sequence[Piece], long: Sequence[LongQuery], each: int) -> npt.NDArray[np.int32]:
+    """Return [N, 6]: every tile of ``each`` queries that may see something of the part, those that see most first."""
     rows = []
     for piece in part:
         query = long[piece.query]
         kept = query.bound - (query.stop - query.start)
-        for first in range(0, query.stop - query.start, QUERY_ROWS):
-            end = min(kept + first + QUERY_ROWS, query.bound)
+        for first in range(0, query.stop - query.start, each):
+            end = min(kept + first + each, query.bound)
             if piece.first < end:
                 flags = FIRST * (piece.first == 0) | LAST * (piece.stop >= end)
                 rows.append((query.sequence, first, piece.place, piece.first, piece.stop, flags))
@@ -218,7 +224,8 @@ class TritonMlaMetadataBuilder:
         parts = list(_packed([query.bound for query in long], most))
         owners = np.concatenate([np.full(piece.count, long[piece.query].sequence) for part in parts for piece in part])
         tokens = np.concatenate([np.arange(piece.first, piece.stop) for part in parts for piece in part])
-        tiles = [_tiles(part, long) for part in parts]
+        each = prefill_shape(self._env).rows
+        tiles = [_tiles(part, long, each) for part in parts]
         owner, token = (sent(array.astype(np.int64), self._env.device) for array in (owners, tokens))
         pages, offsets = step.block_table[owner, token // block].long(), token % block
         sent_tiles = torch.split(sent(np.concatenate(tiles), self._env.device), [len(rows) for rows in tiles])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jackfield_attention.triton_mla_kernels import folded, leave
+
 
 @triton.jit
 def index_scores_kernel(
@@ -71,24 +73,8 @@ def sparse_decode_kernel(
         cells = cache + number * page + token % PAGE * place
         latent = tl.load(cells[:, None] + column[None, :], mask=there[:, None] & (column < R)[None, :], other=0.0)
         key = tl.load(cells[:, None] + R + turned[None, :], mask=there[:, None] & (turned < P)[None, :], other=0.0)
-        latent, key = latent.to(plain.dtype), key.to(plain.dtype)
-        products = tl.dot(plain, tl.trans(latent), input_precision="ieee")
-        products += tl.dot(rotated, tl.trans(key), input_precision="ieee")
-        products = tl.where(there[None, :], products * scale, -1.0e30)
-        highest = tl.maximum(best, tl.max(products, 1))
-        weight = tl.where(there[None, :], tl.math.exp2(products - highest[:, None]), 0.0)
-        keep = tl.math.exp2(best - highest)
-        total = total * keep + tl.sum(weight, 1)
-        mixed = mixed * keep[:, None]
-        mixed += tl.dot(weight.to(latent.dtype), latent, input_precision="ieee")
-        best = highest
-    mask = real & (column < R)[None, :]
-    if WHOLE:
-        found = mixed / tl.maximum(total, 1.0e-30)[:, None]
-        rows = out + row * out_row + head[:, None] * out_head
-        tl.store(rows + column[None, :], found.to(out.dtype.element_ty), mask=mask)
-    else:
-        index = (row * splits + split) * HEADS + head
-        tl.store(bests + index, best, mask=head < HEADS)
-        tl.store(totals + index, total, mask=head < HEADS)
-        tl.store(parts + index[:, None] * R + column[None, :], mixed, mask=mask)
+        best, total, mixed = folded(plain, rotated, latent, key, there, scale, best, total, mixed)
+    leave(
+        out, parts, bests, totals, best, total, mixed, row, split, splits, head, column, out_row, out_head, HEADS, R,
+        WHOLE,
+    )  # fmt: skip

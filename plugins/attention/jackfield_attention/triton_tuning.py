@@ -55,10 +55,10 @@ def group_of(env: AttentionEnv) -> int:
 
 def prefill_shape(env: AttentionEnv) -> KernelShape:
     """Return the shape of prefill. A tile always holds at least one token with all heads of its group."""
-    wide, roomy = env.request.head_size > 128, _roomy(env)
+    wide, large = env.request.head_size > 128, roomy(env)
     if env.request.dtype == "float32":
-        chosen = KernelShape(64 if roomy else 32, 16 if wide or not roomy else 32, 4, 2 if roomy and not wide else 1)
-    elif not roomy:
+        chosen = KernelShape(64 if large else 32, 16 if wide or not large else 32, 4, 2 if large and not wide else 1)
+    elif not large:
         chosen = KernelShape(64, 32, 4, 2)
     else:
         chosen = KernelShape(64, 64, 4, 2) if wide else KernelShape(128, 64, 8, DEPTH)
@@ -68,7 +68,7 @@ def prefill_shape(env: AttentionEnv) -> KernelShape:
 
 def decode_shape(env: AttentionEnv) -> KernelShape:
     """Return the shape of decode."""
-    small = env.request.dtype == "float32" or not _roomy(env) or env.request.head_size > 128
+    small = env.request.dtype == "float32" or not roomy(env) or env.request.head_size > 128
     return _overruled(env, "decode", KernelShape(0, 32, 4, 2) if small else KernelShape(0, 64, 4, DEPTH))
 
 
@@ -96,7 +96,8 @@ def decode_programs(env: AttentionEnv) -> int:
     return cores * PROGRAMS_PER_CORE
 
 
-def _roomy(env: AttentionEnv) -> bool:
+def roomy(env: AttentionEnv) -> bool:
+    """Return whether multiprocessors of the device have room for large tiles."""
     device = env.request.device
     return device is None or device.capability in ROOMY
 

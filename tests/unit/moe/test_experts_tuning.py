@@ -22,6 +22,7 @@ from jackfield_moe.triton_plan import (
     default_launch,
     default_plan,
     file_name,
+    has_copy_engine,
     plan_content,
     plan_for,
     read_plan,
@@ -70,6 +71,14 @@ def test_neighbours_fit_and_change_one_number() -> None:
     large = replace(FAST, rows=128, columns=256, depth=64, stages=3)
     assert all(replace(large, stages=4) not in near for near in neighbours((large, large), 2))
     assert ROWS[0] == 1
+
+
+@pytest.mark.parametrize(("capability", "there"), [((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)])
+def test_measured_tiles_are_for_devices_that_they_fit(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], there: bool
+) -> None:
+    monkeypatch.setattr("jackfield_moe.triton_plan.find_spec", lambda name: object())
+    assert has_copy_engine(capability) is there
 
 
 def test_rules_of_devices_with_a_copy_engine_are_those_measured() -> None:
