@@ -87,3 +87,4 @@ def cut_any_way(engine: Engine, tiny: Tiny, chunk: int, parts: dict[str, dict[st
     many = random_prompts((40, 60, 30, 70, 20), seed=9)
     outputs = [request.outputs[0].token_ids for request in small.generate(many, GREEDY)]
     assert_equal(tiny.model, many, outputs)
+    assert small._core.scheduler.counters.preemptions > 0

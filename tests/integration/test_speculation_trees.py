@@ -92,7 +92,7 @@ def paths(ids: Any, parents: Any) -> Iterator[Path_]:
             yield made[-1]
 
 
-def grown(logits: Callable[[list[int]], torch.Tensor], width: int, depth: int, count: int) -> dict[Path_, float]:
+def grown(logits: Callable[[list[int]], torch.Tensor], width: int, depth: int) -> dict[Path_, float]:
     """Return all candidates of a dynamic tree with their values, the most valuable first; see ``tree_growth``."""
     candidates: dict[Path_, float] = {}
     tips: dict[Path_, float] = {(): 0.0}
@@ -119,7 +119,7 @@ def check_trees(
     whole = [one for one in seen if len(one[1]) == count]
     assert len(whole) > 20
     for text, found in [*whole[:8], *whole[-8:]]:
-        wanted = grown(lambda path, text=text: logits(text, path), width, depth, count)  # type: ignore[misc]
+        wanted = grown(lambda path, text=text: logits(text, path), width, depth)  # type: ignore[misc]
         least = sorted(wanted.values(), reverse=True)[count - 1]
         assert {path for path, value in wanted.items() if value > least + 1e-3} <= found
         assert all(wanted[path] > least - 1e-3 for path in found)
@@ -196,6 +196,9 @@ def test_a_tree_that_has_no_room_to_grow_is_refused(engine: Engine, target: Any,
     speculative |= {"speculative.num_speculative_tokens": 8, "plugins.options": {"eagle3": {"tree_width": 3}}}
     with pytest.raises(ConfigError, match="width 3 and depth 5 is grown from 12 drafts"):
         engine(target.folder, **speculative)
+    with pytest.raises(ConfigError, match="drafts in a chain have no levels") as caught:
+        engine(target.folder, **{**speculative, "plugins.options": {"eagle3": {"tree_depth": 3}}})
+    assert caught.value.field == "plugins.options.eagle3.tree_depth"
 
 
 def test_states_cannot_branch(engine: Engine, tmp_path: Path) -> None:

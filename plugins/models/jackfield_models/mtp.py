@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jackfield.errors import CheckpointError
 from jackfield.interfaces import BuildContext, ConfigReader, WeightMap, WeightRule
-from jackfield_models.decoder import Decoder, DecoderConfig
+from jackfield_models.decoder import Decoder, DecoderConfig, expect
 from jackfield_models.deepseek import DeepseekV3, DeepseekV32
 from jackfield_models.moe_biased import Glm4Moe
 from jackfield_models.names import LLAMA
@@ -138,6 +138,12 @@ class NamedNext(NextLayer):
         "norm": "mtp.norm",
     }
     copies: ClassVar[tuple[str, ...]] = ("mtp.embed_tokens", "mtp.lm_head")
+
+    @classmethod
+    def config(cls, hf: ConfigReader) -> NextConfig:
+        """See NextLayer: embedding and output projection are the target's."""
+        expect(hf, mtp_use_dedicated_embeddings=False)
+        return super().config(hf)
 
     @classmethod
     def source(cls, config: NextConfig) -> str:

@@ -18,6 +18,8 @@ from jackfield_quantization.online import GptqPlan
 from jackfield_quantization.online_export import packed_words
 from jackfield_quantization.unquantized_scheme import DenseScheme
 
+NUMBERED = re.compile(r"\.\d+\.")
+"""In a module's path: it belongs to a layer, whatever the model calls its layers."""
 BLOCK = 128
 """Inputs whose errors are kept back before they go to those behind."""
 
@@ -159,7 +161,7 @@ class GptqExporter(Exporter):
     def config(self, plain: Sequence[str]) -> Mapping[str, object]:
         """See Exporter."""
         plan = self._plan
-        inside = [module for module in plain if ".layers." in f".{module}"]
+        inside = [module for module in plain if NUMBERED.search(module)]
         return {
             "quant_method": "gptq",
             "bits": plan.bits,

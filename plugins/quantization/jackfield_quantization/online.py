@@ -200,7 +200,6 @@ class CalibratedGptq(OnlineMethod):
     name: ClassVar[str] = "calibrated_gptq"
     summary: ClassVar[str] = "writes GPTQ checkpoints of dense ones: jackfield quantize --format gptq --text FILE"
     writes: ClassVar[str] = "gptq"
-    features: ClassVar[frozenset[str]] = OnlineMethod.features
     options: ClassVar[Mapping[str, Option]] = {
         **OnlineMethod.options,
         "bits": Option(int, 4, "of a number", (2, 4, 8)),
@@ -218,8 +217,8 @@ class CalibratedGptq(OnlineMethod):
             ConfigError: an option has a value that no checkpoint can have.
         """
         found = super().configure(spec, settings)
-        values = {name: settings.values.get(name, option.default) for name, option in cls.options.items()}
-        group, damping = int(str(values["group_size"])), float(str(values["damping"]))
+        values: dict[str, Any] = {n: settings.values.get(n, option.default) for n, option in cls.options.items()}
+        group, damping = values["group_size"], values["damping"]
         for name, fits in (("group_size", group >= 0), ("damping", 0 < damping < 1)):
             if not fits:
                 raise ConfigError(
@@ -231,10 +230,10 @@ class CalibratedGptq(OnlineMethod):
         return GptqPlan(
             found.ignore,
             found.only,
-            bits=int(str(values["bits"])),
+            bits=values["bits"],
             group=group,
-            reordered=bool(values["desc_act"]),
-            symmetric=bool(values["symmetric"]),
+            reordered=values["desc_act"],
+            symmetric=values["symmetric"],
             damping=damping,
         )
 

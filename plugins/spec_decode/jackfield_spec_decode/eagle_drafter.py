@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from jackfield_spec_decode.feature_drafts import FeatureDrafts, Growth
 
 
+LEVELS = 5
+"""Of a tree, where the user says nothing."""
+
+
 class EagleDrafter(Drafter):
     """EAGLE-1, as a chain or a dynamic tree."""
 
@@ -40,7 +44,7 @@ class EagleDrafter(Drafter):
     saved_as: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM"})
     options: ClassVar[Mapping[str, Option]] = {
         "tree_width": TREE_WIDTH,
-        "tree_depth": Option(int, 5, "levels of a tree", tuple(range(1, 17))),
+        "tree_depth": Option(int, 0, f"levels of a tree; 0: {LEVELS}", tuple(range(17))),
     }
 
     def __init__(self, drafts: FeatureDrafts, taps: tuple[int, ...], growth: Growth | None) -> None:
@@ -106,13 +110,22 @@ def _growth(env: DrafterEnv, model: DraftModel) -> Growth | None:
     """Return how trees are grown, or None for chains.
 
     Raises:
-        ConfigError: what is grown on has no room: drafts are stored in the cache until they are verified.
+        ConfigError: a depth was set and no width; or what is grown on has no room: drafts are stored in the cache until
+            they are verified.
     """
     from jackfield_spec_decode.feature_drafts import Growth
 
-    width, depth, count = int(env.settings["tree_width"]), int(env.settings["tree_depth"]), env.request.num_tokens
+    width, said, count = int(env.settings["tree_width"]), int(env.settings["tree_depth"]), env.request.num_tokens
+    if not width and said:
+        raise ConfigError(
+            "drafts in a chain have no levels",
+            field=f"plugins.options.{env.request.kind}.tree_depth",
+            value=said,
+            remedy="set tree_width too",
+        )
     if not width:
         return None
+    depth = said or LEVELS
     needed = width * (depth - 1)
     if needed > count or width > model.max_tokens:
         raise ConfigError(

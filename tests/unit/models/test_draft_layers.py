@@ -187,6 +187,11 @@ def test_another_number_of_layers_is_refused(key: str, count: int) -> None:
     assert caught.value.value == count
 
 
+def test_embeddings_of_its_own_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="mtp_use_dedicated_embeddings"):
+        read(Qwen3NextNext, mtp_use_dedicated_embeddings=True)
+
+
 def test_who_has_such_layers_names_a_plugin_that_is_there() -> None:
     plugins = {ref.name: ref.load() for ref in Registry.discover().refs("models") if ref.distribution == "jackfield"}
     named = {plugin.draft_layers for plugin in plugins.values() if isinstance(plugin, type)}  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from stored_world import PATH, linear, method_named, named
 from jackfield.errors import ConfigError
 from jackfield.interfaces import LayerInfo, OutputShard, Parallel, Settings
 from jackfield_quantization import gptq_export
-from jackfield_quantization.gptq_export import GptqExporter, Rounding, UnwrittenScheme, rounded
+from jackfield_quantization.gptq_export import GptqExporter, Rounding, rounded
 from jackfield_quantization.online import CalibratedGptq, GptqPlan
 
 OUTPUTS, INPUTS = 48, 128
@@ -111,8 +111,10 @@ def test_the_engine_reads_what_is_written(name: str) -> None:
     plan, (weight, x) = PLANS[name], world(4)
     exporter = GptqExporter(plan)
     tensors, meaning = exporter.calibrated(weight, moments(x))
-    config: Mapping[str, Any] = exporter.config(["model.embed_tokens", "model.layers.1.mlp.up_proj"])
-    assert config["dynamic"] == {r"-:^model\.layers\.1\.mlp\.up_proj$": {}}
+    config: Mapping[str, Any] = exporter.config(
+        ["model.embed_tokens", "lm_head", "model.layers.1.mlp.up_proj", "transformer.h.0.x"]
+    )
+    assert config["dynamic"] == {r"-:^model\.layers\.1\.mlp\.up_proj$": {}, r"-:^transformer\.h\.0\.x$": {}}
     layer = linear(
         method_named("gptq"), config, named(f"{PATH}.o_proj", tensors), INPUTS, (OutputShard("o_proj", OUTPUTS),)
     )
@@ -132,14 +134,11 @@ def test_the_engine_reads_what_is_written(name: str) -> None:
 )
 def test_which_layers_are_written(role: str, outputs: int, inputs: int, fits: bool) -> None:
     info = LayerInfo("l", inputs, (OutputShard("", outputs),), Parallel.REPLICATED, role=role)
-    assert (CalibratedGptq.scheme(info, GptqPlan()) is not None) == fits
+    scheme: Any = CalibratedGptq.scheme(info, GptqPlan())
+    assert (scheme is not None) == fits
     if fits:
         with pytest.raises(ConfigError, match="writes checkpoints and runs none"):
-            UnwrittenScheme().finalize(linear_stub())
-
-
-def linear_stub() -> Any:
-    return None
+            scheme.finalize(None)
 
 
 def test_options() -> None:
