@@ -137,6 +137,9 @@ def test_what_cannot_be_done_is_refused(
     assert "takes none of the model's layers" in capsys.readouterr().err
     assert main([*words, "--text", str(tmp_path / "nowhere")]) == 2
     assert "the text cannot be read" in capsys.readouterr().err
+    for flag in ("--samples", "--sample-length"):
+        assert main([*words, "--text", str(text), flag, "0"]) == 2
+        assert "is no positive number" in capsys.readouterr().err
     text.write_text("Too short.")
     assert main([*words, "--text", str(text)]) == 2
     assert "and not one piece" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from paged_case import TOLERANCE, Shape, attend, error, expected, limits_of, make_case
 
+from jackfield.errors import ConfigError
+from jackfield.interfaces import DeviceFacts
 from jackfield.interfaces.attention import PROMPT_TOKENS
 from jackfield_attention.flashinfer import FlashInferBackend
 
@@ -104,6 +107,15 @@ def test_every_token_attends_as_defined(name: str) -> None:
     planned = max(case.shape.counts) >= PROMPT_TOKENS
     wrapper: Any = builder
     assert wrapper._wrapper.plans == int(planned), "one plan for a step, and none where nothing is long"
+
+
+def test_kernels_that_the_device_does_not_run_are_refused() -> None:
+    case = make_case(FlashInferBackend, replace(SHAPES["prompts"], settings={"kernels": "fa3"}))
+    device = replace(case.env.request.device or DeviceFacts("cuda"), capability=(8, 0))
+    env = replace(case.env, request=replace(case.env.request, device=device))
+    with pytest.raises(ConfigError, match=r"fa3 need capability 9\.0") as caught:
+        FlashInferBackend.metadata_builder(env).allocate(limits_of(case))
+    assert caught.value.remedy == "use fa2, or leave it out"
 
 
 def test_recorded_steps_have_no_prompts() -> None:

@@ -62,6 +62,15 @@ def test_numbers_that_are_none_name_experts_that_exist() -> None:
     assert bool(((experts >= 0) & (experts < 12)).all())
 
 
+def test_small_scores_stay_apart() -> None:
+    logits = torch.linspace(-30, -10, 12).unsqueeze(0)
+    config = replace(BASE, scoring="sqrtsoftplus", renormalize=False)
+    same(logits, config)
+    found, _ = route_experts(logits, config)
+    wanted, _ = route(logits, config)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0.0)
+
+
 def test_very_small_and_very_large_logits() -> None:
     for scoring in SCORES:
         same(torch.linspace(-90, 90, 12).unsqueeze(0), replace(BASE, scoring=scoring))

@@ -117,8 +117,8 @@ class SpeculativeSection(Section):
 
     method: str | None = None
     """Name of the drafter; none when not set."""
-    num_speculative_tokens: Annotated[int, Field(ge=1, lt=PROMPT_TOKENS)] | None = None
-    """Drafts in a step, at most 127."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, lt=PROMPT_TOKENS - 1)] | None = None
+    """Drafts in a step, at most 126."""
     model: str | None = None
     """The draft checkpoint, for drafters that need one."""
     adaptive: bool = True

@@ -46,8 +46,11 @@ class Texts:
         """Return pieces of the text, from its beginning, one after another.
 
         Raises:
-            ConfigError: the file cannot be read, or has not one piece.
+            ConfigError: the file cannot be read, or has not one piece, or a number is not positive.
         """
+        for name, value in (("samples", self.samples), ("sample_length", self.length)):
+            if value < 1:
+                raise ConfigError(f"{name} is no positive number", field=name, value=value, remedy="use 1 or more")
         try:
             ids = tokenizer.encode(self.file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -81,13 +84,17 @@ class Calibration:
         self._llm = LLM(config=config.model_copy(update=plain), progress=progress)
         executor = self._llm._core._executor
         assert isinstance(executor, InProcessExecutor), "an engine of this process runs its model here"
-        model = executor.worker.model
-        self._layers = {module.path: module for module in model.modules() if isinstance(module, Linear)}
+        modules = executor.worker.watched_model().modules()
+        self._layers = {module.path: module for module in modules if isinstance(module, Linear)}
         self._rules: dict[str, list[WeightRule]] = {}
         for rule in weights.rules:
             for source in dict.fromkeys((rule.source, rule.source.removeprefix(weights.droppable))):
                 self._rules.setdefault(source, []).append(rule)
-        self._pieces = texts.pieces(self._llm.get_tokenizer(), self._llm.max_model_len)
+        try:
+            self._pieces = texts.pieces(self._llm.get_tokenizer(), self._llm.max_model_len)
+        except ConfigError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Free the model."""
@@ -97,7 +104,7 @@ class Calibration:
         """Yield, layer by layer in the model's order, what the layer's modules are given: the mean product of every two
         inputs, float32 [I, I], by checkpoint module. A stage is computed when it is asked for.
         """
-        targets = {self._rules[module][0].target: 0 for module in modules}
+        targets = {self._rules[module][0].target for module in modules}
         stages: dict[str, list[str]] = {}
         for path in self._layers:
             if path in targets:
@@ -105,7 +112,7 @@ class Calibration:
                 stages.setdefault(found[0] if found else path, []).append(path)
         for paths in stages.values():
             moments = self._moments(paths)
-            yield {m: moments[t] for m in modules if (t := self._rules[m][0].target) in moments}
+            yield {m: moments[t] for m in sorted(modules) if (t := self._rules[m][0].target) in moments}
 
     def replace(self, module: str, weight_OI: torch.Tensor) -> None:
         """Let a checkpoint module's matrix be another one from now on."""
@@ -129,4 +136,12 @@ class Calibration:
         finally:
             for hook in hooks:
                 hook.remove()
-        return {path: sums[path] / counts[path] for path in paths if counts[path]}
+        idle = [path for path in paths if not counts[path]]
+        if idle:
+            raise ConfigError(
+                "no text reaches some layers of the model",
+                field="quantization",
+                value=", ".join(idle[:10]),
+                remedy="leave them out with the method's option ignore",
+            )
+        return {path: sums[path] / counts[path] for path in paths}

@@ -228,12 +228,14 @@ class CacheScheme:
 
     def is_scale(self, name: str) -> bool:
         """Return whether a checkpoint tensor is one of the scales."""
-        return bool(self.role(name))
+        return name.endswith(tuple(f".{suffix}" for suffix in (*self.scale_suffixes.values(), *self.more_suffixes)))
 
     def role(self, name: str) -> str:
         """Return what a checkpoint tensor scales, or ``""`` where it is none of the scales."""
+        if not self.is_scale(name):
+            return ""
         known = {suffix: role for role, suffix in self.scale_suffixes.items()} | dict(self.more_suffixes)
-        return next((role for suffix, role in known.items() if name.endswith(f".{suffix}")), "")
+        return next(role for suffix, role in known.items() if name.endswith(f".{suffix}"))
 
 
 class Exporter:

@@ -140,6 +140,7 @@ def draft_config(config: EngineConfig, path: str, dtype: str, *, own: bool) -> E
         return config.model_copy(update={"model": model})
     load_format = "dummy" if target.load_format == "dummy" else "auto"
     said = {"model": path, "dtype": dtype, "batch_invariant": target.batch_invariant, "load_format": load_format}
+    said["max_model_len"] = target.max_model_len
     model = type(target).model_validate(said)
     plain = {"model": model, "quantization": type(config.quantization)(), "moe": type(config.moe)()}
     return config.model_copy(update=plain)

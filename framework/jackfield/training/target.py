@@ -142,7 +142,8 @@ class TargetRunner:
     def run(self, pieces: Sequence[Piece]) -> TrainingBatch:
         """Return the batch of pieces, on the device."""
         lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        self._worker.launch(self._plan(pieces, lengths)).result()
+        with torch.autocast(self.device.type, enabled=False):  # as it runs for requests, whatever the trainer does
+            self._worker.launch(self._plan(pieces, lengths)).result()
         step, self._listener.step = self._listener.step, None
         assert step is not None, "a step was followed by nobody"
         lengths_B = torch.from_numpy(lengths).to(self.device)

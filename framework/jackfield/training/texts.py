@@ -31,7 +31,7 @@ def read_documents(path: Path) -> list[Document]:
         ConfigError: the file cannot be read, lines are wrong (they are named), or there is no document.
     """
     try:
-        lines = [line for line in path.expanduser().read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.expanduser().read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"it cannot be read: {error}", "name a text file") from error
     documents = list(_objects(lines, path)) if _is_json(path, lines) else list(lines)
@@ -121,7 +121,7 @@ def _document(line: str) -> tuple[Document, str]:
     text, ids = entry.get("text", ""), entry.get("token_ids", [])
     if not isinstance(text, str):
         return "", "text is no text"
-    if not isinstance(ids, list) or any(type(one) is not int for one in ids):
+    if not isinstance(ids, list) or any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
         return "", "token_ids is no list of whole numbers"
     return text or ids, ""
 

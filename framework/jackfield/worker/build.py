@@ -171,12 +171,13 @@ def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicato
         weights=weights,
         tensors=spec.facts.tensors,
         batch_invariant=bool(spec.config.get("model.batch_invariant")),
-        cache_scales={layer: cache_scales_path(layer) for layer in cache_scales(spec).layers},
+        cache_scales={layer: cache_scales_path(layer) for layer in cache_scales(spec, weights).layers},
         max_length=spec.max_model_len,
     )
     builder = LayerBuilder(plan)
     model = spec.architecture.build(spec.model_config, builder)
-    if spec.quantization.opt_in and not builder.quantized:
+    drafts = "draft" in spec.architecture.tasks  # what the user said is about the target first
+    if spec.quantization.opt_in and not builder.quantized and not drafts:
         raise ConfigError(
             "the method takes none of the model's layers, which would all stay as they are",
             field="quantization",
@@ -209,7 +210,8 @@ def fill_model(spec: WorkerSpec, model: nn.Module, device: torch.device, progres
             value=spec.facts.path,
             remedy="add safetensors files, or set load_format to 'dummy' for random weights",
         )
-    weights = _with_cache_scales(weight_map(spec), cache_scales(spec))
+    plain = weight_map(spec)
+    weights = _with_cache_scales(plain, cache_scales(spec, plain))
     if spec.load_format in READERS:
         fill_weights(model, open_stream(spec.load_format, spec.facts, device), weights, progress)
         return
@@ -217,10 +219,10 @@ def fill_model(spec: WorkerSpec, model: nn.Module, device: torch.device, progres
     fill_weights(model, source, weights, progress)
 
 
-def cache_scales(spec: WorkerSpec) -> CacheScales:
+def cache_scales(spec: WorkerSpec, weights: WeightMap) -> CacheScales:
     """Return the checkpoint's scales of cached keys and values."""
     scheme = spec.quantization.cache_scheme(spec.quantization.parse(spec.facts.quantization_config))
-    return find_cache_scales(scheme, spec.facts.tensors, weight_map(spec))
+    return find_cache_scales(scheme, spec.facts.tensors, weights)
 
 
 def _with_cache_scales(weights: WeightMap, scales: CacheScales) -> WeightMap:

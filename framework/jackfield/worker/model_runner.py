@@ -109,12 +109,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def record(self, graphs: DecodeGraphs, pieces: PiecewiseGraphs) -> None:
-        """Record steps and use the recordings from now on."""
-        api = self._parts.stream_api
+        """Record steps that may be replayed, and use the recordings from now on."""
+        api, parts = self._parts.stream_api, self._parts
         with api.use(self._stream) if api else nullcontext():
-            pieces.record_all()
-            graphs.record_all()
-        self._parts.graphs, self._parts.pieces = graphs, pieces
+            if not self._taps:
+                pieces.record_all()
+                parts.pieces = pieces
+            if not self._followed:
+                graphs.record_all()
+                parts.graphs = graphs
+
+    def forget_recordings(self) -> None:
+        """Launch every step op by op from now on: hooks of modules do not run in recorded ones."""
+        self._parts.graphs = self._parts.pieces = None
 
     def forward_logits(self, inputs: StepInputs) -> torch.Tensor:
         """Return logits [T, V] of every token of a step, in the model's type."""
@@ -127,7 +134,7 @@ class ModelRunner:
             return _nothing_sampled(plan)
         merges = parts.features is not None and parts.features.touches(plan)
         blind = plan.num_drafts is None or self._reads_text_alone
-        if parts.graphs is not None and blind and parts.graphs.fits(plan) and not merges and not self._followed:
+        if parts.graphs is not None and blind and parts.graphs.fits(plan) and not merges:
             logits, ids = parts.graphs.replay(plan)
             if plan.num_drafts is not None:
                 return self._verify_and_draft(plan, Places.of(plan), logits)

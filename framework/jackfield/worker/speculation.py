@@ -174,7 +174,9 @@ class Speculation:
             if len(which):
                 kept[which], last = self._verify_drawn(places, drafts, which, self._drawn.probabilities[at], edited_NV)
         rows, accepted = np.arange(count), kept.sum(1)
-        order = np.argsort(~kept, axis=1, kind="stable")
+        # What is kept of a chain lies in front already.
+        chain = places.parents is None
+        order = np.broadcast_to(np.arange(width), kept.shape) if chain else np.argsort(~kept, axis=1, kind="stable")
         sources = np.concatenate((np.zeros((count, 1), dtype=np.int64), order + 1), axis=1)
         tokens = np.full((count, 1 + width), -1, dtype=np.int32)
         tokens[:, :-1] = np.where(np.arange(width) < accepted[:, None], np.take_along_axis(drafts, order, 1), -1)

@@ -108,6 +108,11 @@ class Worker:
         self.model = model
         return plan
 
+    def watched_model(self) -> nn.Module:
+        """Return the model, whose modules' hooks run in every step from now on."""
+        self._runner.forget_recordings()
+        return self.model
+
     def launch(self, plan: SchedulerOutput) -> PendingStep:
         """Start a step."""
         return self._runner.launch(plan)

@@ -13,9 +13,11 @@ import numpy.typing as npt
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
+from jackfield.errors import ConfigError
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
 from jackfield.interfaces.attention import PROMPT_TOKENS
-from jackfield_attention.flashinfer import WORKSPACE_MB, kernels_for
+from jackfield_attention.flashinfer import FA3_CAPABILITY, WORKSPACE_MB, kernels_for
+from jackfield_attention.torch_sdpa_layer import ranges
 from jackfield_attention.transfer import sent
 from jackfield_attention.triton_layer import TritonLayer
 from jackfield_attention.triton_metadata import TritonMetadata, TritonMetadataBuilder
@@ -51,6 +53,14 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
         )
         layout = "HND" if env.spec.planes[0].shape[0] == env.request.local_kv_heads else "NHD"
         kernels = kernels_for(env.request, str(values.get("kernels", "")))
+        device = env.request.device
+        if kernels == "fa3" and device is not None and device.capability != FA3_CAPABILITY:
+            raise ConfigError(
+                "the kernels fa3 need capability 9.0",
+                field="plugins.options.flashinfer.kernels",
+                value=kernels,
+                remedy="use fa2, or leave it out",
+            )
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, layout, backend=kernels)
 
     def build(self, step: AttentionStep) -> FlashInferMetadata:  # type: ignore[override]  # of another kind
@@ -80,7 +90,7 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
         assert step.lengths_host is not None
         lengths = step.lengths_host[self._long].astype(np.int64)
         pages = -(-lengths // block)
-        owners, places = np.repeat(self._long, pages), _within(pages)
+        owners, places = np.repeat(self._long, pages), ranges(pages)
         indices = step.block_table[sent(owners, self._env.device), sent(places, self._env.device)].int()
         self._wrapper.plan(
             _starts(counts),
@@ -106,7 +116,7 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
         if last - first + 1 == len(self._long):
             return slice(int(starts[first]), int(starts[last + 1]))
         counts = np.diff(starts)[self._long]
-        return sent(np.repeat(starts[self._long], counts) + _within(counts), self._env.device)
+        return sent(np.repeat(starts[self._long], counts) + ranges(counts), self._env.device)
 
 
 class FlashInferLayer(TritonLayer):
@@ -126,12 +136,6 @@ class FlashInferLayer(TritonLayer):
             metadata.planned.run(q_THD[tokens], planes, out=out_THD[tokens])
         elif tokens is not None:
             out_THD.index_copy_(0, tokens, metadata.planned.run(q_THD.index_select(0, tokens), planes))
-
-
-def _within(counts: Ints) -> Ints:
-    """Return 0 to count - 1 for each count, one after another."""
-    found: Ints = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return found
 
 
 def _starts(counts: Ints) -> torch.Tensor:

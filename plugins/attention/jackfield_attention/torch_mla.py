@@ -44,7 +44,8 @@ class TorchMlaBackend(AttentionBackend):
 
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
-        """See Plugin: latents have no scales, since a latent and a rotary key would share one."""
+        """See Plugin: latents are stored in no integer type, since a latent and a rotary key
+        would share a scale."""
         if request.cache_dtype in INTEGERS:
             detail = f"{request.cache_dtype} is no type that latents can be stored in"
             return [Reason("cache_dtype", "cache_dtype", detail, f"use one of: {', '.join((request.dtype, *FLOATS))}")]

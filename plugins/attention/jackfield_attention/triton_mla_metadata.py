@@ -27,8 +27,8 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class LongQuery:
-    """Tokens ``start`` to ``stop`` of the step, their ``sequence`` and its pages, and its tokens: at most ``bound``, in
-    fact ``length`` [] on the device.
+    """Tokens ``start`` to ``stop`` of the step, their ``sequence`` and its pages, and how many tokens that has at
+    most.
     """
 
     sequence: int
@@ -36,7 +36,6 @@ class LongQuery:
     stop: int
     pages: torch.Tensor
     bound: int
-    length: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +239,7 @@ class TritonMlaMetadataBuilder:
         block, bound = self._env.block_size, int(step.lengths_host[sequence])
         bound = min(bound, step.block_table.shape[1] * block)
         pages = step.block_table[sequence, : -(-bound // block)]
-        return LongQuery(sequence, start, stop, pages, bound, step.lengths[sequence])
+        return LongQuery(sequence, start, stop, pages, bound)
 
     def _splits(self, sequences: int) -> int:
         wanted = int(self._env.settings.values.get("decode_splits") or 0)

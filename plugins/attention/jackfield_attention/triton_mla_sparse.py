@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class TritonMlaSparseBackend(TritonMlaBackend):
     """Each new token attends to its own tokens in the space of the latents, and these are split among programs. Whole
-    prompts that are no longer than what may be chosen go through expanded keys and values by torch.
+    prompts that are no longer than what may be chosen go through expanded keys and values, as in ``triton_mla``.
     """
 
     name = "triton_mla_sparse"

@@ -1,13 +1,16 @@
-"""Metadata of ``triton_mla_sparse``: rows for the kernels, and prompts in which every token is chosen for torch."""
+"""Metadata of ``triton_mla_sparse``: rows for its own kernels; prompts in which every token is chosen go to those of
+``triton_mla``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from jackfield.interfaces import AttentionEnv, AttentionStep
-from jackfield_attention.triton_mla_metadata import LongQuery, MlaMetadata, Parts, TritonMlaMetadataBuilder
+from jackfield_attention.triton_mla_metadata import Contexts, LongQuery, MlaMetadata, Parts, TritonMlaMetadataBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,11 @@ class TritonSparseMetadataBuilder(TritonMlaMetadataBuilder):
         made = self._decodes(found, self._ready()[0].max_length if recorded else step.max_length)
         prompts = [self._prompt(step, query) for query in found.long if self._chooses(query.bound)]
         whole = [query for query in found.long if not self._chooses(query.bound)]
-        return SparseMlaMetadata(
-            replace(made.whole, long=whole, contexts=self.contexts(step, whole)), [*made.rows, *prompts]
-        )
+        return SparseMlaMetadata(replace(made.whole, long=whole), [*made.rows, *prompts])
+
+    def contexts(self, step: AttentionStep, long: Sequence[LongQuery]) -> Contexts | None:
+        """See the base class; of sequences in which every token is chosen."""
+        return super().contexts(step, [query for query in long if not self._chooses(query.bound)])
 
     def capture(self, num_sequences: int, max_query: int) -> SparseMlaMetadata:  # type: ignore[override]
         """See MetadataBuilder."""

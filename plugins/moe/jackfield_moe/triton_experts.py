@@ -107,9 +107,12 @@ class TritonExperts(ExpertsBackend):
 
     def kernel_rows(self) -> Sequence[int]:
         """See ExpertsBackend."""
+        from jackfield_moe.triton_launch import MOST_CHUNKS, NARROW_ROWS, SCANS
         from jackfield_moe.triton_plan import FEW_ROWS
 
-        return 1, 2, *(max(rows, FEW_ROWS + 1) for rows in self._plan.starts)
+        pairs = (0, *SCANS, MOST_CHUNKS * SCANS[-1])
+        sorts = (count // max(1, self._request.top_k) + 1 for count in pairs)
+        return 1, 2, *(max(rows, FEW_ROWS + 1) for rows in (*self._plan.starts, NARROW_ROWS, *sorts))
 
     @classmethod
     def tune(cls, request: ExpertsRequest, progress: Callable[[str], None]) -> Tuned | None:

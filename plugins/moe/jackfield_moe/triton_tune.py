@@ -9,10 +9,10 @@ from typing import Any
 from jackfield.errors import ConfigError
 from jackfield.interfaces import ExpertsRequest
 from jackfield.interfaces.moe import ExpertMatrices, Tuned
-from jackfield_moe.triton_plan import Launch, Plan, default_plan, file_name, plan_content
+from jackfield_moe.triton_plan import FEW_ROWS, Launch, Plan, default_plan, file_name, plan_content
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Numbers of rows that are measured."""
+ROWS = (FEW_ROWS + 1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Numbers of rows that are measured: fewer are multiplied by other kernels."""
 SHARED_BYTES = 220 * 1024
 """What tiles in flight may take of a multiprocessor's memory."""
 
@@ -84,12 +84,13 @@ def neighbours(
     for field, value in ((field, value) for field, some in values.items() for value in some):
         up, down = (replace(launch, **{field: value}) for launch in pair)
         for near in ((up, pair[1]), (pair[0], down), *([(up, down)] if field == "rows" else [])):
-            if near != pair and all(_fits(launch, width) for launch in near):
+            if near != pair and _fits(near[0], width, 2) and _fits(near[1], width, 1):
                 yield near
 
 
-def _fits(launch: Launch, width: int) -> bool:
-    return launch.stages * launch.depth * width * (launch.rows + 2 * launch.columns) <= SHARED_BYTES
+def _fits(launch: Launch, width: int, matrices: int) -> bool:
+    """Return whether tiles in flight fit; ``matrices``: of whose weights a program reads at once."""
+    return launch.stages * launch.depth * width * (launch.rows + matrices * launch.columns) <= SHARED_BYTES
 
 
 def measure_on_device(request: ExpertsRequest) -> Measure:

@@ -26,8 +26,11 @@ def _scores(x, SCORING: tl.constexpr):
     elif SCORING == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-x))
     elif SCORING == "sqrtsoftplus":
-        # As torch has it: the logarithm is left out where it would change nothing.
-        return tl.sqrt(tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0)))))
+        # log(1 + e), whose rounding is made up for (Kahan): small scores must stay apart. Above 20 it is x itself.
+        e = tl.exp(tl.minimum(x, 20.0))
+        u = 1.0 + e
+        soft = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
+        return tl.sqrt(tl.where(x > 20.0, x, soft))
     else:
         return x
 

@@ -25,6 +25,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site" / "flashinfer"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
+    facts = folder.parent / "flashinfer_python-0.6.18.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.18\n")
     monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -62,6 +65,11 @@ def test_compiled_kernels_are_taken(package: Path, tmp_path: Path, where: str) -
     assert found.band is Band.BEST and found.why.startswith("fa3 ")
     assert FlashInferBackend.check(replace(REQUEST, kind="sliding", window=64)), "a module for windows is another one"
     assert FlashInferBackend.check(replace(REQUEST, dtype="float16"))
+
+
+def test_kernels_of_another_version_are_none(package: Path, tmp_path: Path) -> None:
+    put(tmp_path / "home" / ".cache" / "flashinfer" / "0.6.17" / "90a" / "cached_ops", f"{MODULE}_sm90")
+    assert [reason.code for reason in FlashInferBackend.check(REQUEST)] == ["toolkit"]
 
 
 def test_fa2_modules_are_not_those_of_fa3(package: Path) -> None:

@@ -17,6 +17,7 @@ from jackfield.interfaces import ExpertsRequest
 from jackfield.interfaces.moe import Tuned
 from jackfield_moe.torch_experts import TorchExperts
 from jackfield_moe.triton_plan import (
+    FEW_ROWS,
     MEASURED,
     Launch,
     default_launch,
@@ -69,8 +70,15 @@ def test_neighbours_fit_and_change_one_number() -> None:
     ) in found
     assert not any(launch.tma for near in neighbours(pair, 2) for launch in near)
     large = replace(FAST, rows=128, columns=256, depth=64, stages=3)
-    assert all(replace(large, stages=4) not in near for near in neighbours((large, large), 2))
-    assert ROWS[0] == 1
+    assert all(replace(large, stages=4) != up for up, _ in neighbours((large, large), 2))
+    assert ROWS[0] == FEW_ROWS + 1
+
+
+@pytest.mark.parametrize("place", range(len(MEASURED)))
+def test_the_search_can_leave_where_it_starts(place: int) -> None:
+    _, up, down = MEASURED[place]
+    near = list(neighbours((up, down), 2, copy_engine=True))
+    assert any(one == down for _, one in near) and any(one == up for one, _ in near)
 
 
 @pytest.mark.parametrize(("capability", "there"), [((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)])

@@ -30,6 +30,12 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert read_documents(written(tmp_path, *lines, "")) == ["one", [1, 2]]
 
 
+def test_only_line_feeds_end_lines_of_json(tmp_path: Path) -> None:
+    """JSON texts may hold other ends of lines as they are, and a file may begin with a mark of its encoding."""
+    lines = ['\ufeff{"text": "a\u2028b"}', '{"text": "c\u0085d"}\r']
+    assert read_documents(written(tmp_path, *lines)) == ["a\u2028b", "c\u0085d"]
+
+
 def test_lines_of_text(tmp_path: Path) -> None:
     assert read_documents(written(tmp_path, "one", "  ", '{"text": "two"}')) == ["one", '{"text": "two"}']
     assert read_documents(written(tmp_path, "[1]", name="list.txt")) == ["[1]"]
@@ -44,6 +50,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
         (['{"text": "a", "token_ids": [1]}'], "either text or token_ids"),
         (['{"prompt": "a"}'], "either text or token_ids"),
         (['{"token_ids": [1, true]}', '{"token_ids": 4}'], "document 1: token_ids is no list of whole numbers; doc"),
+        (['{"token_ids": [1, 99999999999999999999999]}'], "document 1: token_ids is no list of whole numbers"),
         (['{"token_ids": []}'], "no document"),
         ([" "], "no document"),
         (['{"text": 3}'] * 12, "and 2 more"),
