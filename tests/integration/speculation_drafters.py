@@ -6,9 +6,23 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from plain_attention import Plain
+from recording_platform import RecordingPlatform
 
 from jackfield import LLM
 from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, DraftOutcome, Drafts, Settings
+
+
+RECORDED: dict[str, Any] = {
+    "plugins": [RecordingPlatform, Plain],
+    "platform": "recording",
+    "attention": "plain",
+    # What is recorded are ops of torch: C functions would be called once, while the recording is made.
+    "ops": "torch",
+    "plugins.disable": ("native_dense",),
+    "max_num_seqs": 4,
+}
+"""Settings of an engine that records its rounds."""
 
 
 class TestDrafter(Drafter):
@@ -204,4 +218,25 @@ def watch(llm: LLM) -> list[tuple[list[int], list[int]]]:
         return drafts
 
     runner._speculation.propose = spy
+    rounds = runner._parts.rounds
+    if rounds is not None:
+        _watch_rounds(rounds, tables, seen)
     return seen
+
+
+def _watch_rounds(rounds: Any, tables: Any, seen: list[tuple[list[int], list[int]]]) -> None:
+    verify, draft = rounds.verify, rounds.draft
+    slots: list[int] = []
+
+    def verified(plan: Any) -> Any:
+        slots[:] = plan.slots.tolist()
+        return verify(plan)
+
+    def drafted(count: int) -> Any:
+        result = draft(count)
+        for slot, row in zip(slots, result.tolist(), strict=True):
+            found = [t for t in row[len(row) // 2 + 1 :] if t >= 0]
+            seen.append((tables[slot, : int(rounds._known[slot])].tolist(), found))
+        return result
+
+    rounds.verify, rounds.draft = verified, drafted

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from engines import Engine
 from hf import Tiny, make_tiny, random_prompts
 from safetensors.torch import save_file
-from speculation_drafters import watch
+from speculation_drafters import RECORDED, watch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from jackfield import LLM, SamplingParams
@@ -155,6 +155,8 @@ SETUPS: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks": {"long_prefill_token_threshold": 5, "block_size": 4},
     "few blocks": {"block_size": 4, "num_blocks": 24, "kv_cache_memory": None, "max_model_len": 80},
+    "rounds": RECORDED,
+    "rounds, few blocks": {**RECORDED, "block_size": 4, "num_blocks": 24, "kv_cache_memory": None, "max_model_len": 80},
 }
 
 
@@ -163,11 +165,14 @@ SETUPS: dict[str, dict[str, Any]] = {
     [
         ("eagle", "plain"),
         ("eagle3", "few blocks"),
+        ("eagle", "rounds"),
+        ("eagle3", "rounds, few blocks"),
         *(
             pytest.param(kind, setup, marks=pytest.mark.slow)
             for kind in ("eagle", "eagle3", "eagle3, all tokens")
             for setup in SETUPS
-            if (kind, setup) not in (("eagle", "plain"), ("eagle3", "few blocks"))
+            if (kind, setup)
+            not in (("eagle", "plain"), ("eagle3", "few blocks"), ("eagle", "rounds"), ("eagle3", "rounds, few blocks"))
         ),
     ],
 )
@@ -179,7 +184,7 @@ def test_drafts_are_the_references_and_tokens_those_without_drafts(
     llm = drafting(engine, target, "eagle3" if three else "eagle", folder, enable_prefix_caching=False, **SETUPS[setup])
     seen = watch(llm)
     assert tokens(llm) == tokens(engine(target.folder))
-    assert (llm.get_metrics().preemptions > 0) == (setup == "few blocks")
+    assert (llm.get_metrics().preemptions > 0) == ("few blocks" in setup)
     reference, compared = Reference(target, tensors, three=three), 0
     with torch.no_grad():
         for text, drafts in seen[:40] + seen[-10:]:

@@ -126,10 +126,11 @@ class SpeculativeSection(Section):
     `num_speculative_tokens`. Requests with a seed of their own always get that many from drafters that draw."""
     disable_by_batch_size: Positive | None = None
     """Draft nothing in steps of more sequences than this."""
-    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
-    """How a draft model's drafts are chosen for requests that sample: drawn by the request's own parameters, which more
-    often agrees with the target, or the most likely one (`greedy`): then a seed gives the tokens that it gives without
-    drafts."""
+    draft_sample_method: Literal["auto", "probabilistic", "greedy"] = "auto"
+    """How a draft model's drafts are chosen for requests that sample: drawn by the request's own parameters
+    (`probabilistic`), which more often agrees with the target, or the most likely one (`greedy`): then a seed gives the
+    tokens that it gives without drafts, and rounds of speculation can be recorded whole. `auto`: `greedy` where rounds
+    are recorded, else `probabilistic`."""
     rejection_sample_method: Literal["standard", "block"] = "standard"
     """How drawn drafts are verified: one by one (`standard`), or as a block, which keeps more of them."""
 

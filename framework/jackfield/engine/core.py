@@ -13,7 +13,7 @@ from jackfield.executor.base import Pending
 from jackfield.interfaces import Settings
 from jackfield.kv_cache import CachePlan, KVCacheManager, split_layers
 from jackfield.layers.composite import Composite
-from jackfield.oracle.resolution import AttentionDecision, DraftModelDecision, Resolution
+from jackfield.oracle.resolution import AttentionDecision, DraftModelDecision, RecordedRounds, Resolution
 from jackfield.protocol import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
 from jackfield.scheduler import Scheduler, SchedulerLimits
 from jackfield.worker import WorkerSpec
@@ -54,6 +54,7 @@ class EngineCore:
             and config.speculative.draft_sample_method == "probabilistic",
             lookahead=drafts if resolution.drafter and resolution.drafter.model else 0,
             largest_draft_batch=config.speculative.disable_by_batch_size,
+            recordings=self._executor.recordings(),
         )
         cache = KVCacheManager(
             self.plan.groups,
@@ -118,10 +119,15 @@ class EngineCore:
         return self.scheduler.update(plan, result)
 
     def _step_overlapped(self) -> EngineCoreOutput:
-        """The same with one step in flight: a step is scheduled and launched before the one before it is accounted."""
+        """The same with one step in flight: a step is scheduled and launched before the one before it is accounted,
+        unless its drafts must be known first.
+        """
+        before = self._in_flight
+        if before is not None and self.scheduler.awaits(before.plan, before.pending.leads):
+            self._in_flight = None
+            return self.scheduler.update(before.plan, before.pending.result())
         plan = self.scheduler.schedule()
-        launched = InFlight(plan, self._executor.launch(plan))
-        before, self._in_flight = self._in_flight, launched
+        self._in_flight = InFlight(plan, self._executor.launch(plan))
         if before is None:
             return EngineCoreOutput([])
         return self.scheduler.update(before.plan, before.pending.result())
@@ -170,6 +176,8 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         processors=tuple((p.processor, p.settings) for p in resolution.processors),
         pooler=resolution.pooler,
         quantization_settings=resolution.quantization_settings,
+        rounds_verified=drafter is not None and drafter.rounds is not RecordedRounds.NONE,
+        rounds_drafted=drafter is not None and drafter.rounds is RecordedRounds.DRAFTED,
     )
     return spec if drafter is None or drafter.model is None else replace(spec, draft=_draft_spec(spec, drafter.model))
 

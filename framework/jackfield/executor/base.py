@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from jackfield.kv_cache import CachePlan
-from jackfield.protocol import ModelRunnerOutput, SchedulerOutput
+from jackfield.protocol import ModelRunnerOutput, Recordings, SchedulerOutput
 
 
 class Pending(Protocol):
     """A step that was launched."""
+
+    leads: bool
+    """Whether another round of its sequences may be launched before the result is known."""
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its result."""
@@ -22,6 +25,10 @@ class Executor(Protocol):
 
     def start(self, progress: Callable[[int, int], None] | None = None) -> CachePlan:
         """Bring up the workers; returns the cache plan that all agreed on."""
+        ...
+
+    def recordings(self) -> Recordings:
+        """Return what was recorded of rounds of speculation, once started."""
         ...
 
     def launch(self, plan: SchedulerOutput) -> Pending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jackfield.kv_cache import CachePlan
-from jackfield.protocol import SchedulerOutput
+from jackfield.protocol import Recordings, SchedulerOutput
 from jackfield.worker import Worker, WorkerSpec
 from jackfield.worker.pending import PendingStep
 
@@ -19,6 +19,10 @@ class InProcessExecutor:
     def start(self, progress: Callable[[int, int], None] | None = None) -> CachePlan:
         """See Executor."""
         return self.worker.start(progress)
+
+    def recordings(self) -> Recordings:
+        """See Executor."""
+        return self.worker.recordings
 
     def launch(self, plan: SchedulerOutput) -> PendingStep:
         """See Executor."""

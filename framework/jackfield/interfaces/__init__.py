@@ -32,8 +32,10 @@ from jackfield.interfaces.drafters import (
     DraftModel,
     DraftOutcome,
     DraftPass,
+    DraftRound,
     Drafts,
     DraftTree,
+    RecordedPass,
     TargetStep,
 )
 from jackfield.interfaces.facts import DeviceFacts, ModelFacts, TensorFacts
@@ -134,6 +136,7 @@ __all__ = [
     "DraftModel",
     "DraftOutcome",
     "DraftPass",
+    "DraftRound",
     "DraftTrainer",
     "DraftTree",
     "Drafter",
@@ -187,6 +190,7 @@ __all__ = [
     "QuantizedActivation",
     "RankInfo",
     "Reason",
+    "RecordedPass",
     "RecurrentLayer",
     "Request",
     "RequestView",

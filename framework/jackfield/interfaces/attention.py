@@ -434,6 +434,15 @@ class AttentionBackend(Plugin):
     """Whether its layers are :class:`PreparingLayer` objects."""
 
     @classmethod
+    def recorded_query(cls, request: AttentionRequest) -> int:
+        """Return up to how many new tokens of each sequence a step may have to be recorded, where all sequences have
+        the same number: rounds of speculation are such steps.
+        """
+        if cls.graph_support >= GraphSupport.UNIFORM:
+            return PROMPT_TOKENS - 1
+        return int(cls.graph_support >= GraphSupport.DECODE)
+
+    @classmethod
     @abstractmethod
     def cache_specs(cls, request: AttentionRequest) -> Sequence[CacheSpec]:
         """Return the cache layouts this backend can work on, best first; ``[CacheSpec(())]`` when nothing is kept."""

@@ -104,6 +104,41 @@ class DraftPass:
     context: ForwardContext
 
 
+@dataclass(slots=True)
+class RecordedPass:
+    """What a recorded pass of a draft model needs. T tokens; fields as in :class:`DraftPass`."""
+
+    positions: torch.Tensor
+    ids: torch.Tensor
+    next_ids: torch.Tensor
+    context: ForwardContext
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftRound:
+    """What the target computed in a recorded round of speculation, all on the device. B sequences, N tokens of each:
+    the last one that was known, and its drafts.
+
+    Args:
+        slots, starts: [B] int64: request slots, and the position of each sequence's first token of the round.
+        kept: [B] drafts that were kept: what lies behind them counts for nothing. room: [B] most drafts to propose.
+        last_tokens: [B] the token behind the last draft that was kept, at position ``starts + 1 + kept``.
+        hidden: [B, N, E] final hidden states. taps: [B, N, E] as in :class:`TargetStep`.
+        tokens: [slots, length] int32, the text of all requests, ``last_tokens`` in it; read-only.
+        num_drafts: K.
+    """
+
+    slots: torch.Tensor
+    starts: torch.Tensor
+    kept: torch.Tensor
+    room: torch.Tensor
+    last_tokens: torch.Tensor
+    hidden: torch.Tensor
+    taps: Sequence[torch.Tensor]
+    tokens: torch.Tensor
+    num_drafts: int
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """What tokens see in a pass of drafts that branch, [T] each: as in :class:`jackfield.interfaces.TreeMask`, on the
@@ -160,6 +195,14 @@ class DraftModel(Protocol):
         Args:
             tree: where drafts branch: ``starts`` say where tokens are stored, which is no longer their position; all
                 ``counts`` are the same then.
+        """
+        ...
+
+    def recorded(self, slots_B: torch.Tensor, starts_B: torch.Tensor, real_BN: torch.Tensor) -> RecordedPass:
+        """Return what a recorded pass over N tokens of each sequence needs, for drafters that call ``module``.
+
+        Args:
+            slots_B, starts_B: int64. real_BN: which tokens count: keys and values of others, behind them, are not kept.
         """
         ...
 
@@ -249,6 +292,9 @@ class Drafter(Plugin):
     report says so.
     """
     graph_support: ClassVar[GraphSupport] = GraphSupport.NONE
+    """``UNIFORM`` where it has a :meth:`draft`, for chains: rounds are then recorded with their drafting, and one may
+    be launched before the host knows what the one before it kept.
+    """
     taps: Sequence[int] = ()
     """Layers of the target whose residual streams :meth:`follow` is given (``needs`` has ``taps``); set when built."""
     draws: ClassVar[bool] = False
@@ -290,6 +336,15 @@ class Drafter(Plugin):
         behind them. A drafter that raises, or returns what is no draft at all, is switched off and named in the log;
         requests go on without drafts.
         """
+
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """Return drafts [B, K] int64 behind a recorded round, -1 behind each sequence's last, the likeliest tokens.
+
+        It is called while a graph is recorded, and never at a replay: device work alone, with sizes that do not depend
+        on data. What :meth:`follow` would see of the round is seen here; :meth:`propose` and :meth:`follow` go on to
+        serve steps that are not recorded.
+        """
+        raise NotImplementedError(f"{self.name} cannot be recorded")
 
     def follow(self, step: TargetStep) -> None:
         """See what the target computed, before drafts for its sequences are asked for. Called after every step where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +14,11 @@ from jackfield.interfaces import (
     DeviceFacts,
     Drafter,
     DrafterRequest,
+    GraphSupport,
+    HostLengths,
     ModelArchitecture,
     ModelFacts,
+    Platform,
     Plugin,
     Reason,
     Settings,
@@ -23,6 +27,7 @@ from jackfield.interfaces import (
 )
 from jackfield.interfaces.facts import split_name
 from jackfield.oracle.requests import replace_force
+from jackfield.oracle.resolution import AttentionDecision, DrafterDecision, RecordedRounds
 
 if TYPE_CHECKING:
     from jackfield.oracle.pipeline import Bench
@@ -105,6 +110,47 @@ def settle_branches(bench: Bench, drafter: type[Drafter], count: int) -> None:
             remedy="leave speculative.rejection_sample_method out",
         )
     bench.config = bench.config.with_derived({"speculative.adaptive": False}, "branches are of a fixed number")
+
+
+def recorded_rounds(
+    platform: type[Platform],
+    architecture: type[ModelArchitecture],
+    drafter: DrafterDecision | None,
+    attention: Sequence[AttentionDecision],
+) -> RecordedRounds:
+    """Return what of a round can be recorded, by what the platform, the model and every backend say of themselves.
+
+    Args:
+        attention: of the target. A draft model's is in ``drafter``.
+    """
+    if drafter is None or not platform.asynchronous or not architecture.recordable:
+        return RecordedRounds.NONE
+    tokens = drafter.request.num_tokens + 1
+    if drafter.drafter.branches(drafter.settings) or not all(_recordable(one, tokens) for one in attention):
+        return RecordedRounds.NONE
+    own = drafter.model.attention if drafter.model is not None else ()
+    able = drafter.drafter.graph_support >= GraphSupport.UNIFORM and all(_recordable(one, tokens) for one in own)
+    return RecordedRounds.DRAFTED if able else RecordedRounds.VERIFIED
+
+
+def _recordable(decision: AttentionDecision, tokens: int) -> bool:
+    """Return whether steps of so many tokens of each sequence can be recorded: no state goes back behind a draft."""
+    both = (decision.prefill, decision.decode)
+    if decision.spec.per == "sequence" or any(part.host_lengths is HostLengths.EXACT for part in both):
+        return False
+    several, one = (part.recorded_query(decision.request) for part in both)
+    return several >= tokens and one >= 1
+
+
+def settle_rounds(bench: Bench, drafter: DrafterDecision, rounds: RecordedRounds) -> DrafterDecision:
+    """Settle what follows from rounds that are recorded, or not."""
+    overlap = "" if rounds is RecordedRounds.DRAFTED else "; steps with drafts do not overlap"
+    bench.notes.append(f"rounds of speculation: {rounds.value}{overlap}")
+    if drafter.drafter.draws and bench.config.speculative.draft_sample_method == "auto":
+        method = "greedy" if rounds is RecordedRounds.DRAFTED else "probabilistic"
+        why = f"rounds of speculation are {rounds.value}"
+        bench.config = bench.config.with_derived({"speculative.draft_sample_method": method}, why)
+    return replace(drafter, rounds=rounds)
 
 
 def need_reasons(plugin: type[Plugin], request: Any) -> list[Reason]:

@@ -47,7 +47,9 @@ from jackfield.oracle.drafting import (
     drafter_request,
     left_for_drafts,
     look_ahead,
+    recorded_rounds,
     settle_branches,
+    settle_rounds,
 )
 from jackfield.oracle.judge import probe_reasons
 from jackfield.oracle.reconcile import reconcile
@@ -57,6 +59,7 @@ from jackfield.oracle.resolution import (
     DrafterDecision,
     DraftModelDecision,
     OpDecision,
+    RecordedRounds,
     Resolution,
 )
 from jackfield.oracle.scales import attention_of
@@ -154,13 +157,16 @@ def resolve(
     policy = choose_policy(bench)
     processors = choose_processors(bench, model_config, device)
     drafting = drafter.model.attention if drafter is not None and drafter.model is not None else ()
+    rounds = recorded_rounds(platform, architecture, drafter, attention)
+    if drafter is not None:
+        drafter = settle_rounds(bench, drafter, rounds)
     config, layers = reconcile(
         bench,
         model_config,
         (*attention, *drafting),
         dtype,
         asynchronous=platform.asynchronous,
-        speculative=drafter is not None,
+        apart=drafter is not None and rounds is not RecordedRounds.DRAFTED,
     )
     attention, drafting = layers[: len(attention)], layers[len(attention) :]
     if drafter is not None and drafter.model is not None:
@@ -420,8 +426,6 @@ def _drafter(
             )
     if drafter.branches(settings):
         settle_branches(bench, drafter, count)
-    if drafter.placement == "host":
-        bench.notes.append(f"drafter {drafter.name} runs on the host: steps do not overlap")
     bench.config = bench.config.with_derived(
         {"speculative.num_speculative_tokens": count}, f"default of {DEFAULT_DRAFTS} drafts"
     )

@@ -32,9 +32,13 @@ def reconcile(
     dtype: str,
     *,
     asynchronous: bool,
-    speculative: bool,
+    apart: bool,
 ) -> tuple[EngineConfig, AttentionDecisions]:
-    """Return the final configuration, and the attention decisions with the block size in them."""
+    """Return the final configuration, and the attention decisions with the block size in them.
+
+    Args:
+        asynchronous: the platform queues work. apart: a drafter on the host must see every step before the next.
+    """
     config = bench.config
     length = _max_length(config, model_config)
     block = _block_size(config, attention)
@@ -53,7 +57,7 @@ def reconcile(
         "cache.block_size": block,
         "model.max_model_len": length,
         "scheduler.max_num_batched_tokens": budget,
-        "scheduler.async_scheduling": _overlaps(config, asynchronous, speculative),
+        "scheduler.async_scheduling": _overlaps(config, asynchronous, apart),
     }
     if not config.is_user_set("cache.cache_dtype"):
         derived["cache.cache_dtype"] = dtype
@@ -70,19 +74,19 @@ def reconcile(
     return config, tuple(replace(d, request=replace(d.request, block_size=block)) for d in attention)
 
 
-def _overlaps(config: EngineConfig, asynchronous: bool, speculative: bool) -> bool:
+def _overlaps(config: EngineConfig, asynchronous: bool, apart: bool) -> bool:
     """Return whether steps overlap: where the platform queues work and nothing on the host must see tokens between
     steps.
     """
     wanted = config.scheduler.async_scheduling
-    if wanted and speculative:
+    if wanted and apart:
         raise ConfigError(
-            "overlapped scheduling cannot be used with a drafter on the host",
+            "overlapped scheduling cannot be used with a drafter on the host, where rounds are not recorded",
             field="scheduler.async_scheduling",
             value=True,
             remedy="leave it out, or use no drafter",
         )
-    return asynchronous and not speculative if wanted is None else bool(wanted)
+    return asynchronous and not apart if wanted is None else bool(wanted)
 
 
 def _max_length(config: EngineConfig, model_config: TextConfig) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from jackfield.config import EngineConfig
@@ -75,14 +76,23 @@ class DraftModelDecision:
     load_format: str = "auto"
 
 
+class RecordedRounds(Enum):
+    """What of a round of speculation can be recorded: nothing, the verification, or the drafting too."""
+
+    NONE = "not recorded"
+    VERIFIED = "recorded up to the verification"
+    DRAFTED = "recorded with their drafting"
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterDecision:
-    """Who proposes tokens, and by which model, if any."""
+    """Who proposes tokens, and by which model, if any. ``rounds``: what of a round of speculation can be recorded."""
 
     drafter: type[Drafter]
     request: DrafterRequest
     settings: Settings
     model: DraftModelDecision | None = None
+    rounds: RecordedRounds = RecordedRounds.NONE
 
 
 @dataclass(frozen=True, slots=True)

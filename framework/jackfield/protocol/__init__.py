@@ -11,7 +11,7 @@ from jackfield.protocol.requests import (
     PooledResult,
 )
 from jackfield.protocol.sampling_params import OutputKind, RepetitionDetection, SamplingParams
-from jackfield.protocol.steps import ModelRunnerOutput, NewSequence, SamplerOutput, SchedulerOutput
+from jackfield.protocol.steps import ModelRunnerOutput, NewSequence, Recordings, SamplerOutput, SchedulerOutput
 
 __all__ = [
     "CoreCounters",
@@ -25,6 +25,7 @@ __all__ = [
     "OutputKind",
     "PooledResult",
     "PoolingParams",
+    "Recordings",
     "RepetitionDetection",
     "SamplerOutput",
     "SamplingParams",

@@ -5,7 +5,7 @@ Legend: B sequences in the step, R rows that sample, K draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,9 @@ class SchedulerOutput:
         num_drafts: [B] drafts of each sequence. draft_parents: [B, K] index of each draft's parent among them, -1 for
             the token before them; None where each follows the one before.
         draft_limits: [B] most drafts to propose for each sequence after this step; None: as many as there may be.
+        ahead: the round before this one is not accounted: only the device knows its drafts and where sequences stand;
+            ``starts`` are upper bounds, and ``drafts`` say nothing.
+        unseen: [B] sequences that the drafter need not be shown any more; None: it sees all.
     """
 
     step_id: int
@@ -79,6 +82,8 @@ class SchedulerOutput:
     num_drafts: IntArray | None = None
     draft_parents: IntArray | None = None
     draft_limits: IntArray | None = None
+    ahead: bool = False
+    unseen: BoolArray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -117,3 +122,19 @@ class ModelRunnerOutput:
     failures: dict[int, str] | None = None
     pooled: dict[int, PooledResult] | None = None
     draft_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """What a worker recorded of steps with drafts, and of those without.
+
+    Args:
+        decodes, rounds: seconds of a recorded decode step, and of a recorded round of speculation, by the number of
+            sequences; empty where rounds are not recorded. drafts: whether rounds draft, too. followed: whether the
+            drafter must see all that the target computes, which recorded decode steps do not show.
+    """
+
+    decodes: Mapping[int, float] = field(default_factory=dict)
+    rounds: Mapping[int, float] = field(default_factory=dict)
+    drafts: bool = False
+    followed: bool = False

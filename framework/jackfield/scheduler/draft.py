@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jackfield.protocol import NewSequence
+from jackfield.protocol import NewSequence, Recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class SchedulerLimits:
         num_drafts: draft tokens a sequence may have in a step. lookahead: tokens behind the computed ones that need
             room in the cache, for draft models. adaptive_drafts: give sequences as many drafts as pay. drafts_drawn:
             tokens of requests that sample depend on how many drafts they had. largest_draft_batch: sequences of a step
-            beyond which there are no drafts, or None.
+            beyond which there are no drafts, or None. recordings: what the worker recorded of rounds.
     """
 
     max_num_seqs: int
@@ -33,6 +33,7 @@ class SchedulerLimits:
     adaptive_drafts: bool = True
     drafts_drawn: bool = False
     largest_draft_batch: int | None = None
+    recordings: Recordings = field(default_factory=Recordings)
 
 
 @dataclass(slots=True)

@@ -14,14 +14,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from jackfield.scheduler.acceptance import Acceptance
+
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
-FORGETTING = 0.95
-"""Weight of rounds one round earlier."""
-PRIOR = 2.0
-"""Rounds that the rate over all sequences counts for in each one's own."""
-FIRST_RATE = 0.6
 PROBE = 64
 """Every so many steps one sequence without drafts gets one, and another step has none at all, to see what they are
 worth now.
@@ -91,29 +88,15 @@ class DraftLengths:
 
     def __init__(self, slots: int, width: int, *, adaptive: bool = True, largest_batch: int | None = None) -> None:
         self._width, self._adaptive, self._largest_batch = width, adaptive, largest_batch
-        self._kept: Floats = np.zeros(slots)
-        self._rounds: Floats = np.zeros(slots)
-        self._all_kept, self._all_rounds = FIRST_RATE * PRIOR, PRIOR
+        self.acceptance = Acceptance(slots)
         self._steady = np.zeros(slots, dtype=np.bool_)
         self._calls = 0
         self.cost = StepCost()
 
     def fill(self, slot: int, *, steady: bool) -> None:
         """Begin a sequence; a ``steady`` one always gets K drafts: its tokens depend on their number."""
-        self._kept[slot] = self._rounds[slot] = 0.0
+        self.acceptance.fill(slot)
         self._steady[slot] = steady
-
-    def observe(self, slots: Ints, drafts: Ints, kept: Ints) -> None:
-        """Learn how many drafts were kept. All arguments are [R]."""
-        had = drafts > 0
-        slots, drafts, kept = slots[had], drafts[had], kept[had]
-        judged = kept + (kept < drafts)
-        self._kept[slots] = FORGETTING * self._kept[slots] + kept
-        self._rounds[slots] = FORGETTING * self._rounds[slots] + judged
-        if len(slots):
-            keep = FORGETTING ** (len(slots) / 8)
-            self._all_kept = keep * self._all_kept + float(kept.sum())
-            self._all_rounds = keep * self._all_rounds + float(judged.sum())
 
     def choose(self, slots: Ints) -> Ints:
         """Return [R] most drafts for each sequence of the next step."""
@@ -126,7 +109,7 @@ class DraftLengths:
         self._calls += 1
         if self.cost.steps < WARMUP:
             return full
-        chosen = self._best(self.rates(slots))
+        chosen = self._best(self.acceptance.rates(slots))
         turn = self._calls % PROBE
         if turn == WARMUP + 1:
             chosen[:] = 0
@@ -134,12 +117,6 @@ class DraftLengths:
             at = self._calls // PROBE % count
             chosen[at] = max(chosen[at], 1)
         return np.where(self._steady[slots], full, chosen)
-
-    def rates(self, slots: Ints) -> Floats:
-        """Return [R] the estimated share of drafts that each sequence keeps."""
-        mean = self._all_kept / self._all_rounds
-        rates: Floats = (self._kept[slots] + PRIOR * mean) / (self._rounds[slots] + PRIOR)
-        return rates
 
     def _best(self, rates: Floats) -> Ints:
         """Return drafts of each sequence with which most tokens come out per second."""

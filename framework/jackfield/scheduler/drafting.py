@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jackfield.protocol import CoreCounters, ModelRunnerOutput, SamplingParams, SchedulerOutput
 from jackfield.scheduler.draft import SchedulerLimits
 from jackfield.scheduler.draft_lengths import DraftLengths
+from jackfield.scheduler.round_lengths import RoundLengths
 from jackfield.scheduler.table import SlotTable
 
 Ints = npt.NDArray[np.int32]
@@ -31,56 +32,100 @@ class Drafting:
     ) -> None:
         self._table, self._counters, self._stateful = table, counters, stateful
         self._width, self._drawn = limits.num_drafts, limits.drafts_drawn
-        self._lengths = DraftLengths(
-            limits.max_num_seqs,
-            limits.num_drafts,
-            adaptive=limits.adaptive_drafts,
-            largest_batch=limits.largest_draft_batch,
+        self._rounds: RoundLengths | None = None
+        sizes, adaptive, largest = (
+            (limits.max_num_seqs, limits.num_drafts),
+            limits.adaptive_drafts,
+            limits.largest_draft_batch,
         )
-        self._began = 0.0
+        self._lengths = DraftLengths(*sizes, adaptive=adaptive, largest_batch=largest)
+        if limits.recordings.drafts:
+            self._rounds = RoundLengths(*sizes, limits.recordings, adaptive=adaptive, largest_batch=largest)
+        self._acceptance = (self._rounds or self._lengths).acceptance
+        self._follows = limits.recordings.followed
+        self._stale: Bools = np.zeros(limits.max_num_seqs, dtype=np.bool_)
+        """Sequences that the drafter has not seen all of: they get no drafts any more."""
+        self._asked: Ints = np.zeros(limits.max_num_seqs, dtype=np.int32)
+        """Drafts that the last accounted round of each slot left."""
+        self._last_round = -1
+        self._began: dict[int, float] = {}
+        self._ended = 0.0
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Note that a step begins."""
-        self._began = time.monotonic()
+        if self._width:
+            self._began[step] = time.monotonic()
 
-    def fill(self, slot: int, params: SamplingParams) -> None:
-        """Begin a sequence."""
+    def fill(self, slot: int, params: SamplingParams, sequences: int) -> None:
+        """Begin a sequence, one of so many that run or wait."""
         steady = self._drawn and params.seed is not None and not params.is_greedy
-        self._lengths.fill(slot, steady=steady)
+        (self._rounds or self._lengths).fill(slot, steady=steady)
+        self._stale[slot] = self._follows and self._rounds is not None and self._rounds.hopeless(sequences)
 
     def limits_of(self, slots: Ints, samples: Bools) -> Ints:
         """Return [B] most drafts to propose for each sequence after the step."""
         limits = np.zeros(len(slots), dtype=np.int32)
-        wanted = self._lengths.choose(slots[samples])
+        mine = slots[samples]
+        wanted = self._lengths.choose(mine) if self._rounds is None else self._rounds.choose(mine, ~self._stale[mine])
         # The step gives a token at least: drafts past the end of a sequence could never be used.
-        room = self._table.total[slots[samples]] - self._table.known[slots[samples]] - 2
+        room = self._table.total[mine] - self._table.known[mine] - 2
         limits[samples] = np.clip(np.minimum(wanted, room), 0, None)
         return limits
 
+    def unseen(self, slots: Ints) -> Bools | None:
+        """Return [B] which sequences the drafter need not be shown any more; None: it sees all."""
+        stale = self._stale[slots]
+        return stale if stale.any() else None
+
+    def in_flight(self, retired: int) -> bool:
+        """Return whether a round was planned that is not accounted."""
+        return self._rounds is not None and self._last_round > retired
+
+    def planned(self, plan: SchedulerOutput) -> None:
+        """Where a round may be launched behind another, count drafts of a planned step as kept until it is accounted, and
+        those that it asks for as proposed.
+        """
+        if plan.num_drafts is None:
+            if self._follows and len(plan.slots) and plan.samples.all() and (plan.counts == 1).all():
+                self._stale[plan.slots] = True
+            return
+        table, slots = self._table, plan.slots
+        if self._rounds is not None and plan.draft_limits is not None:
+            table.known[slots] += plan.num_drafts
+            self._last_round = plan.step_id
+            room = table.total[slots] - table.known[slots] - 1
+            table.num_drafts[slots] = np.clip(np.minimum(plan.draft_limits, room), 0, None)
+
     def measure(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Learn what steps of running sequences cost."""
+        now, last = time.monotonic(), self._ended
+        began, self._ended = max(self._began.pop(plan.step_id, now), last), now
         if not self._width or not len(plan.slots) or plan.new or not plan.samples.all():
             return
-        seconds = time.monotonic() - self._began
+        seconds = now - began
+        if self._rounds is not None:
+            self._rounds.measure(len(plan.slots), seconds, drafts=plan.num_drafts is not None)
+            return
         self._lengths.cost.add(plan.num_tokens, seconds - result.draft_seconds)
         if plan.draft_limits is not None and plan.draft_limits.any():
             self._lengths.cost.add_drafting(int(plan.draft_limits.max()), result.draft_seconds)
 
-    def account(self, rows: Ints, alive: Bools, accepted: Ints, drafts: Ints, counts: Ints) -> None:
+    def account(self, plan: SchedulerOutput, alive: Bools, accepted: Ints) -> None:
         """Take back what was planned for drafts that were refused, and count those that were kept. A model with
         recurrent states goes back to before the step.
 
         Args:
-            rows: [R] slots. alive, accepted, drafts, counts: [R] of each, ``counts`` all tokens of the step.
+            alive, accepted: [R] of the sequences that sampled.
         """
-        slots = rows[alive]
+        assert plan.num_drafts is not None, "the step had drafts"
+        slots, accepted = plan.slots[plan.samples][alive], accepted[alive]
+        drafts, counts = (part[plan.samples][alive] for part in (plan.num_drafts, plan.counts))
         refused = drafts - accepted
-        if self._stateful:
-            refused = np.where(refused > 0, counts, 0)
-        drafts, accepted = drafts[alive], accepted[alive]
-        self._table.computed[slots] -= refused[alive]
-        self._table.known[slots] += accepted
-        self._lengths.observe(slots, drafts, accepted)
+        self._table.computed[slots] -= np.where(refused > 0, counts, 0) if self._stateful else refused
+        self._table.known[slots] += accepted if self._rounds is None else -refused
+        if plan.ahead:
+            drafts = np.minimum(drafts, self._asked[slots])  # only the device knew that there were fewer
+        self._acceptance.observe(slots, drafts, accepted)
         totals = np.stack((drafts > 0, drafts, accepted), axis=1).astype(np.int32)
         self._table.draft_totals[slots] += totals
         rounds, proposed, kept = totals.sum(axis=0).tolist()
@@ -91,9 +136,15 @@ class Drafting:
         before = self._counters.accepted_per_position or [0] * len(places)
         self._counters.accepted_per_position = [a + b for a, b in zip(before, places, strict=True)]
 
-    def take(self, rows: Ints, alive: Bools, drafts: Ints | None, parents: Ints | None = None) -> None:
-        """Keep the drafts [R, K] for the next step, and the parents of those that branch."""
-        table, slots = self._table, rows[alive]
+    def take(self, plan: SchedulerOutput, alive: Bools, drafts: Ints | None, parents: Ints | None = None) -> None:
+        """Keep the drafts [R, K] for the next step, and the parents of those that branch. Sequences that are in a later
+        step already have theirs.
+        """
+        table, rows = self._table, plan.slots[plan.samples]
+        if drafts is not None:
+            self._asked[rows[alive]] = (drafts[alive] >= 0).sum(axis=1)
+        alive = alive & (table.last_step[rows] == plan.step_id)
+        slots = rows[alive]
         if table.draft_parents is None and parents is not None:
             table.draft_parents = np.full(table.drafts.shape, -1, dtype=np.int32)
         if table.draft_parents is not None:

@@ -134,6 +134,16 @@ class Scheduler:
         """Steps that were planned and not yet accounted."""
         return self._step - 1 - self._retired
 
+    def awaits(self, plan: SchedulerOutput, leads: bool) -> bool:
+        """Return whether a step in flight must be accounted before the next is planned: where its drafts decide what
+        the next one is. A round that ``leads`` tells the device all that another round of its sequences needs.
+        """
+        if plan.num_drafts is None:
+            return False
+        steady = leads and not self.paused and not (self._free_slots and self._waiting.first())
+        wanted = plan.draft_limits is not None and bool(plan.draft_limits.any())
+        return not (steady and wanted and set(self._running) <= set(plan.slots.tolist()))
+
     @property
     def token_table(self) -> Ints:
         """[slots, length] tokens as the host knows them."""
@@ -143,7 +153,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Return the plan of the next step; it may be empty."""
-        self._drafting.begin()
+        self._drafting.begin(self._step)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         draft.blocks = [([], [], []) for _ in self.cache.groups]
         if not self.paused:
@@ -275,7 +285,7 @@ class Scheduler:
         sequence.slot = slot
         self._table.fill(slot, sequence)
         self._table.computed[slot] = hit.tokens
-        self._drafting.fill(slot, sequence.request.sampling_params)
+        self._drafting.fill(slot, sequence.request.sampling_params, len(self._sequences))
         if sequence.cached < 0:
             sequence.cached = hit.tokens
             sequence.scheduled = time.monotonic()
@@ -303,7 +313,8 @@ class Scheduler:
         ends = starts + counts - (0 if num_drafts is None else num_drafts)
         samples = ends == table.known[slots]
         draft_limits = None if num_drafts is None else self._drafting.limits_of(slots, samples)
-        if draft_limits is not None and num_drafts is not None and not num_drafts.any() and not draft_limits.any():
+        ahead = self._drafting.in_flight(self._retired)
+        if draft_limits is not None and num_drafts is not None and not (num_drafts.any() or draft_limits.any() or ahead):
             num_drafts = draft_limits = None  # a plain step, which may be a recorded one
         plan = SchedulerOutput(
             step_id=self._step,
@@ -318,9 +329,12 @@ class Scheduler:
             num_drafts=num_drafts,
             draft_parents=self._drafting.parents_of(slots, num_drafts),
             draft_limits=draft_limits,
+            ahead=ahead and len(slots) > 0,
+            unseen=self._drafting.unseen(slots),
         )
         table.computed[slots] += counts
         table.known[slots[samples]] += 1
+        self._drafting.planned(plan)
         table.last_step[slots] = self._step
         self._released = []
         if len(slots):
@@ -364,8 +378,8 @@ class Scheduler:
         alive = table.alive[rows].copy()
         accepted = (tokens[:, 1:] >= 0).sum(axis=1, dtype=np.int32) if tokens.shape[1] > 1 else None
         if accepted is not None and plan.num_drafts is not None:
-            self._drafting.account(rows, alive, accepted, plan.num_drafts[plan.samples], plan.counts[plan.samples])
-        self._drafting.take(rows, alive, result.next_drafts, result.next_parents)
+            self._drafting.account(plan, alive, accepted)
+        self._drafting.take(plan, alive, result.next_drafts, result.next_parents)
         logprobs = result.sampled.logprobs
         events: list[CoreEvent] = []
         single = tokens[:, 0]

@@ -88,7 +88,8 @@ class WorkerSpec:
             op. processors: logits processors in order, with their settings.
         open_tensors: opens the checkpoint. pooler: how hidden states become results, or None. quantization_settings:
             options of the quantization method. draft: the draft model, or None. vocabulary:
-            of a draft model: the target's id of each token, or None where they are the same.
+            of a draft model: the target's id of each token, or None where they are the same. rounds_verified,
+            rounds_drafted: what of rounds of speculation is recorded.
     """
 
     config: Any
@@ -123,6 +124,8 @@ class WorkerSpec:
     quantization_settings: Settings = field(default_factory=Settings)
     draft: WorkerSpec | None = None
     vocabulary: Any = None
+    rounds_verified: bool = False
+    rounds_drafted: bool = False
 
 
 def build_model(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-from jackfield.interfaces import DraftPass, DraftTree, MetadataBuilder
+from jackfield.interfaces import DraftPass, DraftTree, MetadataBuilder, RecordedPass
 from jackfield.kv_cache import CacheGroup
 from jackfield.kv_cache.groups import Retention
 from jackfield.protocol import SchedulerOutput
@@ -152,6 +152,16 @@ class PagedDraftModel:
         rows_T = torch.from_numpy(np.repeat(plan.slots, plan.counts).astype(np.int64)).to(inputs.ids_T.device)
         next_T = self._batch.tokens[rows_T, inputs.positions_T + 1].long()
         return DraftPass(order, inputs.positions_T, inputs.ids_T, next_T, inputs.ends, context)
+
+    def recorded(self, slots_B: torch.Tensor, starts_B: torch.Tensor, real_BN: torch.Tensor) -> RecordedPass:
+        """See DraftModel."""
+        inputs = self._batch.prepare_uniform(slots_B, starts_B, real_BN)
+        steps = {name: inputs.steps[place] for name, place in self._places.items()}
+        metadata = {name: self._builders[name].build(step) for name, step in steps.items()}
+        context = StepContext(self._caches, metadata, {name: step.slots for name, step in steps.items()})
+        places_T = starts_B.unsqueeze(1) + 1 + torch.arange(real_BN.shape[1], device=slots_B.device)
+        next_T = self._batch.tokens[slots_B.unsqueeze(1), places_T].flatten().long()
+        return RecordedPass(inputs.positions_T, inputs.ids_T, next_T, context)
 
     def logits(self, hidden_BE: torch.Tensor) -> torch.Tensor:
         """See DraftModel."""

@@ -88,6 +88,11 @@ class DecodeGraphs:
         self._api.replay(recorded.graph)
         return recorded.logits[:count], recorded.ids[:count]
 
+    def replay_once(self, size: int) -> None:
+        """Run a recorded step of rows that are no sequences, to see how long it takes."""
+        self._recorded[size].inputs[0] = self._batch.padding_slot
+        self._api.replay(self._recorded[size].graph)
+
     def _record(self, size: int) -> Recorded:
         device = self._transfer.device
         inputs = torch.zeros((2, size), dtype=torch.int64, device=device)
@@ -95,7 +100,7 @@ class DecodeGraphs:
         results: dict[str, torch.Tensor] = {}
 
         def work() -> None:
-            prepared = self._batch.prepare_decode(inputs[0], inputs[1])
+            prepared = self._batch.prepare_uniform(inputs[0], inputs[1])
             logits = self._forward(prepared)
             ids = logits.argmax(-1)
             self._batch.tokens[inputs[0], inputs[1] + 1] = ids.int()

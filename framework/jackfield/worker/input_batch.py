@@ -157,38 +157,52 @@ class InputBatch:
         types_T = None if self._types is None else self._types[slots_T, places_T].long()
         return StepInputs(ids_T, positions_T, steps, ends, types_T)
 
-    def prepare_decode(self, slots_B: torch.Tensor, positions_B: torch.Tensor) -> StepInputs:
-        """Return the inputs of a step with one new token for each sequence, from device tensors alone.
+    def prepare_uniform(
+        self, slots_B: torch.Tensor, starts_B: torch.Tensor, real_BN: torch.Tensor | None = None
+    ) -> StepInputs:
+        """Return the inputs of a step with N new tokens for each sequence, from device tensors alone.
 
         Pure device work with no sizes that depend on data, so that it can be recorded into a graph.
+
+        Args:
+            starts_B: position of each sequence's first new token. real_BN: which tokens count; the others, behind
+                those of their sequence, are computed and not kept. None: one token each.
         """
-        count = len(slots_B)
-        ids = self.tokens[slots_B, positions_B].long()
-        query_start = torch.arange(count + 1, dtype=torch.int32, device=slots_B.device)
-        lengths = (positions_B + 1).int()
-        host = np.arange(count + 1, dtype=np.int32)
+        count, width = len(slots_B), 1 if real_BN is None else real_BN.shape[1]
+        positions_T, places_T, slots_T, sequence_T = starts_B, starts_B, slots_B, None
+        if real_BN is not None:
+            places_BN = starts_B.unsqueeze(1) + torch.arange(width, device=slots_B.device)
+            # Behind the end of a sequence there may be no position that the model knows.
+            positions_T = torch.where(real_BN, places_BN, 0).flatten()
+            places_T, slots_T = places_BN.flatten(), slots_B.repeat_interleave(width)
+            sequence_T = torch.arange(count, device=slots_B.device).repeat_interleave(width)
+        ids_T = self.tokens[slots_T, places_T].long()
+        query_start = torch.arange(0, count * width + 1, width, dtype=torch.int32, device=slots_B.device)
+        lengths = (starts_B + width).int()
+        host = np.arange(count + 1, dtype=np.int32) * width
         bounds = np.full(count, self._max_length, dtype=np.int32)
         steps = []
         for table, is_state in zip(self._tables, self._states, strict=True):
             block_table = table[slots_B]
+            slots = places_T if is_state else self._cache_slots(block_table, sequence_T, places_T)
             steps.append(
                 AttentionStep(
-                    num_tokens=count,
+                    num_tokens=count * width,
                     num_sequences=count,
-                    num_decodes=count,
-                    max_query=1,
+                    num_decodes=count if width == 1 else 0,
+                    max_query=width,
                     max_length=self._max_length,
                     query_start=query_start,
                     lengths=lengths,
                     block_table=block_table,
-                    slots=positions_B if is_state else self._cache_slots(block_table, None, positions_B),
-                    positions=positions_B,
+                    slots=slots if real_BN is None else slots.masked_fill(~real_BN.flatten(), -1),
+                    positions=positions_T,
                     query_start_host=host,
                     lengths_host=bounds,
-                    states=self._state_pages(block_table, positions_B, lengths) if is_state else None,
+                    states=self._state_pages(block_table, starts_B, lengths) if is_state else None,
                 )
             )
-        return StepInputs(ids, positions_B, steps, host[1:].astype(np.int64))
+        return StepInputs(ids_T, positions_T, steps, host[1:].astype(np.int64))
 
     def _state_pages(self, table_BM: torch.Tensor, starts_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
         """Return [B, 2]: the page with the state before the step (-1 where there is none yet), and that for after."""

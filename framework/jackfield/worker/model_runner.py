@@ -6,16 +6,17 @@ Legend: T tokens, E width, B sequences, R rows that sample, K drafts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from jackfield.interfaces import Drafter, LogitsProcessor, MetadataBuilder, StreamApi, TargetStep, TextModel
-from jackfield.protocol import ModelRunnerOutput, SamplerOutput, SchedulerOutput
+from jackfield.protocol import ModelRunnerOutput, Recordings, SamplerOutput, SchedulerOutput
 from jackfield.protocol.requests import TokenLogprobs
 from jackfield.sampling import Sampler, SamplingState
 from jackfield.sampling.draw import draw_tokens
@@ -29,11 +30,14 @@ from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.pooling import Pooler, split_results
 from jackfield.worker.prompt_logprobs import score_prompts
+from jackfield.worker.rounds import RoundGraphs, TargetPass
 from jackfield.worker.speculation import Places, Speculation, SpeculationLimits, Verified
 from jackfield.worker.state_backup import StateBackup
 from jackfield.worker.transfer import Transfer
 
 Ints = npt.NDArray[np.int32]
+MEASURED = 3
+"""Replays of each recorded step that are timed."""
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class RunnerParts:
     Args:
         model: built and loaded. batch: per-slot tables. caches: planes by layer. builders: metadata builders by
             attention choice, in cache-group order. state: sampling parameters. transfer: to the device.
-        stream_api: None where work is synchronous. graphs, pieces: recorded steps, or None.
+        stream_api: None where work is synchronous. graphs, pieces, rounds: recorded steps, or None.
         processors: plugged logits processors by name. drafter: or None. speculation: its limits. backup: of states,
             where the model has some and there is a drafter. compactor: of the cache, where drafts may branch. slots:
             sequences that run at once. logprobs_mode: what log probabilities are of.
@@ -60,6 +64,7 @@ class RunnerParts:
     stream_api: StreamApi | None = None
     graphs: DecodeGraphs | None = None
     pieces: PiecewiseGraphs | None = None
+    rounds: RoundGraphs | None = None
     processors: Mapping[str, LogitsProcessor] | None = None
     drafter: Drafter | None = None
     speculation: SpeculationLimits | None = None
@@ -108,20 +113,68 @@ class ModelRunner:
         return pending
 
     @torch.inference_mode()
-    def record(self, graphs: DecodeGraphs, pieces: PiecewiseGraphs) -> None:
-        """Record steps that may be replayed, and use the recordings from now on."""
+    def record(self, graphs: DecodeGraphs, pieces: PiecewiseGraphs, rounds: RoundGraphs | None) -> Recordings:
+        """Record steps that may be replayed, use the recordings from now on, and return what they take.
+
+        Args:
+            rounds: None where speculation, if there is any, cannot be recorded.
+        """
         api, parts = self._parts.stream_api, self._parts
         with api.use(self._stream) if api else nullcontext():
-            if not self._taps:
-                pieces.record_all()
-                parts.pieces = pieces
-            if not self._followed:
+            pieces.record_all()
+            parts.pieces = pieces
+            if rounds is not None and self._drafts_in(rounds):
+                rounds.record_all()
+                parts.rounds = rounds
+            # Decode steps show a drafter nothing: one that must see all can do without where rounds draft.
+            if not self._followed or (parts.rounds is not None and parts.rounds.drafts):
                 graphs.record_all()
                 parts.graphs = graphs
+        return self._measured()
+
+    def _drafts_in(self, rounds: RoundGraphs) -> bool:
+        """Return whether the drafter is still there once it was tried."""
+        assert self._speculation is not None, "rounds are of drafts"
+        if rounds.drafts:
+            self._speculation.guard(lambda _: rounds.try_drafter())
+        return self._speculation.drafter is not None
+
+    def _measured(self) -> Recordings:
+        """Return seconds of recorded steps, where drafts make it a question which to take."""
+        parts = self._parts
+        if parts.rounds is None or parts.graphs is None:
+            return Recordings()
+        rounds, graphs = parts.rounds, parts.graphs
+        return Recordings(
+            {size: self._seconds(partial(graphs.replay_once, size)) for size in graphs.sizes},
+            {size: self._seconds(partial(rounds.replay_once, size)) for size in rounds.sizes},
+            drafts=rounds.drafts,
+            followed=self._followed,
+        )
+
+    def _seconds(self, replay: Callable[[], None]) -> float:
+        api = self._parts.stream_api
+
+        def wait() -> None:
+            if api is not None:
+                api.synchronize(api.record(self._stream))
+
+        with api.use(self._stream) if api else nullcontext():
+            replay()
+            wait()
+            began = time.perf_counter()
+            for _ in range(MEASURED):
+                replay()
+            wait()
+        return (time.perf_counter() - began) / MEASURED
 
     def forget_recordings(self) -> None:
         """Launch every step op by op from now on: hooks of modules do not run in recorded ones."""
-        self._parts.graphs = self._parts.pieces = None
+        self._parts.graphs = self._parts.pieces = self._parts.rounds = None
+
+    def forward_taps(self, inputs: StepInputs) -> torch.Tensor:
+        """Return final hidden states [T, E] of a step's tokens; what layers gave is in the inputs then."""
+        return self._forward(inputs)
 
     def forward_logits(self, inputs: StepInputs) -> torch.Tensor:
         """Return logits [T, V] of every token of a step, in the model's type."""
@@ -133,6 +186,8 @@ class ModelRunner:
         if not len(plan.slots):
             return _nothing_sampled(plan)
         merges = parts.features is not None and parts.features.touches(plan)
+        if parts.rounds is not None and parts.rounds.fits(plan) and not merges:
+            return self._round(plan, parts.rounds)
         blind = plan.num_drafts is None or self._reads_text_alone
         if parts.graphs is not None and blind and parts.graphs.fits(plan) and not merges:
             logits, ids = parts.graphs.replay(plan)
@@ -167,9 +222,13 @@ class ModelRunner:
         """Show the drafter a step whose tokens are known now; ``counts`` [B] are those that count."""
         if self._speculation is None:
             return
-        first = inputs.ends - plan.counts
-        taps = [inputs.taps[layer] for layer in self._taps]
-        step = TargetStep(plan.slots, plan.starts, counts, plan.samples, first, hidden_TE, taps)
+        seen = np.arange(len(plan.slots)) if plan.unseen is None else np.flatnonzero(~plan.unseen)
+        if not len(seen):
+            return
+        first, taps = inputs.ends - plan.counts, [inputs.taps[layer] for layer in self._taps]
+        step = TargetStep(
+            plan.slots[seen], plan.starts[seen], counts[seen], plan.samples[seen], first[seen], hidden_TE, taps
+        )
         self._speculation.guard(lambda drafter: drafter.follow(step))
 
     def _sample_any(self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor) -> PendingStep:
@@ -213,7 +272,7 @@ class ModelRunner:
         # Groups of a draft model come behind those of the target.
         steps = dict(zip(parts.builders, inputs.steps, strict=False))
         metadata = {name: parts.builders[name].build(step) for name, step in steps.items()}
-        recorded = replay and merged is None and not self._taps
+        recorded = replay and merged is None
         if recorded and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
             return parts.pieces.replay(inputs, metadata)
         slots = {name: step.slots for name, step in steps.items()}
@@ -294,6 +353,8 @@ class ModelRunner:
         speculation.observe(places, accepted)
         lengths = places.known + (tokens >= 0).sum(1, dtype=np.int32)
         wanted = None if plan.draft_limits is None else plan.draft_limits[places.rows]
+        if parts.rounds is not None and parts.rounds.drafts and not speculation.draws(plan.slots):
+            return PendingStep(lambda: output)  # the next round drafts, and nothing of this one is lacking then
         began = time.monotonic()
         # Behind the drafts that were kept is the state that the last token was sampled from.
         every = np.arange(len(accepted))
@@ -304,6 +365,59 @@ class ModelRunner:
         output.next_drafts, output.next_parents = proposed or (None, None)
         output.draft_seconds = time.monotonic() - began
         return PendingStep(lambda: output)
+
+    def _round(self, plan: SchedulerOutput, rounds: RoundGraphs) -> PendingStep:
+        """Verify drafts, and draft for the next step, by recordings."""
+        parts, speculation = self._parts, self._speculation
+        assert speculation is not None and plan.num_drafts is not None, "rounds are of drafts"
+        left = rounds.verify(plan)
+        places = Places.of(plan)
+        if not rounds.drafts or speculation.draws(plan.slots):
+            width = left.ids_BN.shape[1]
+            at = parts.transfer.send_index(places.owner * width + places.within)
+            hidden_NE = left.hidden_TE[at]
+            computed = None if self._reads_text_alone else Computed(left.inputs, left.hidden_TE, hidden_NE)
+            return self._verify_and_draft(plan, places, left.logits_TV[at], computed)
+        shown = left.logits_TV
+        if not parts.state.plain_greedy(plan.slots):
+            shown = self._sample_round(plan, left)
+        return self._deliver_round(plan, places, rounds.draft(len(plan.slots)), shown)
+
+    def _sample_round(self, plan: SchedulerOutput, left: TargetPass) -> torch.Tensor:
+        """Put sampled tokens in the place of the largest logits; return the logits that they were drawn from."""
+        parts, (count, width) = self._parts, left.ids_BN.shape
+        slots = np.repeat(plan.slots, width)
+        lengths: Ints = (plan.starts[:, None] + 1 + np.arange(width)).astype(np.int32).flatten()
+        rows = SampleRows(slots, parts.transfer.send_index(slots), lengths, parts.batch.tokens)
+        ids, edited = self._sampler.sample(left.logits_TV, rows)
+        left.ids_BN.copy_(ids.view(count, width))
+        return edited if self._sampler.shows_processed else left.logits_TV
+
+    def _deliver_round(
+        self, plan: SchedulerOutput, places: Places, result: torch.Tensor, shown_TV: torch.Tensor
+    ) -> PendingStep:
+        """Return what a round gave: tokens [B, 1 + K] and the drafts behind them.
+
+        Args:
+            result: both, one behind the other. shown_TV: logits that log probabilities are of.
+        """
+        speculation, width = self._speculation, result.shape[1] // 2 + 1
+        assert speculation is not None, "rounds are of drafts"
+        host, logprobs = self._parts.transfer.fetch(result), None
+        leads = self._parts.state.plain_greedy(plan.slots)
+        if (self._parts.state.logprobs[plan.slots] > -2).any():
+            tokens = result[:, :width].cpu().numpy()
+            sources = np.broadcast_to(np.arange(width), tokens.shape)
+            verified = Verified(tokens, (tokens >= 0).sum(1) - 1, sources)
+            whole = replace(places, owner=np.repeat(places.rows, width))
+            logprobs = self._logprobs_of(verified, whole, shown_TV)
+
+        def finish() -> ModelRunnerOutput:
+            tokens, drafts = host.numpy()[:, :width], host.numpy()[:, width:]
+            speculation.learn(places, tokens)
+            return ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, logprobs), next_drafts=drafts)
+
+        return PendingStep(finish, leads=leads)
 
     def _settle(
         self, plan: SchedulerOutput, places: Places, accepted: npt.NDArray[np.int64], computed: Computed

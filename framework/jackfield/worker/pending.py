@@ -17,7 +17,8 @@ class PendingStep:
 
     Args:
         finish: makes the result from data that is on the host once ``event`` has happened.
-        event, stream_api: None where work is synchronous.
+        event, stream_api: None where work is synchronous. leads: whether another round of its sequences may be launched
+            before the result is known.
     """
 
     finish: Callable[[], ModelRunnerOutput]
@@ -25,6 +26,7 @@ class PendingStep:
     stream_api: StreamApi | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     failures: dict[int, str] | None = None
+    leads: bool = False
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its result."""

@@ -7,7 +7,7 @@ step, on the tokens that are real. Padding tokens have negative cache slots: not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ SIZES = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
 @dataclass(slots=True)
 class Pieces:
     """One recorded number of tokens: inputs, pieces, the work between them (whose tensors are those of the recording,
-    padded), and the hidden states at the end.
+    padded), the hidden states at the end, and what layers gave that were asked for.
     """
 
     ids: torch.Tensor
@@ -34,6 +34,7 @@ class Pieces:
     graphs: list[Any] = field(default_factory=list)
     between: list[tuple[str, Work]] = field(default_factory=list)
     hidden: torch.Tensor | None = None
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class _Discard:
@@ -66,7 +67,8 @@ class PiecewiseGraphs:
     """Recorded steps by number of tokens.
 
     Args:
-        api: of the platform. model, caches, groups: what runs. max_tokens: of a step. device: where.
+        api: of the platform. model, caches, groups: what runs. max_tokens: of a step. device: where. taps: layers that
+            a drafter looks at.
     """
 
     def __init__(
@@ -77,9 +79,10 @@ class PiecewiseGraphs:
         groups: tuple[str, ...],
         max_tokens: int,
         device: torch.device,
+        taps: Sequence[int] = (),
     ) -> None:
         self._api, self._model, self._caches, self._groups, self._device = api, model, caches, groups, device
-        self._pool = api.new_pool()
+        self._pool, self._taps = api.new_pool(), frozenset(taps)
         self.sizes = tuple(size for size in SIZES if size <= max_tokens)
         self._recorded: dict[int, Pieces] = {}
 
@@ -93,7 +96,7 @@ class PiecewiseGraphs:
         return bool(self.sizes) and num_tokens <= self.sizes[-1]
 
     def replay(self, inputs: StepInputs, metadata: Mapping[str, Any]) -> torch.Tensor:
-        """Return hidden states [T, E] of a step, valid until the next replay."""
+        """Return hidden states [T, E] of a step, valid until the next replay, as are the taps in the inputs then."""
         count = len(inputs.ids_T)
         pieces = self._recorded[next(size for size in self.sizes if size >= count)]
         assert pieces.hidden is not None
@@ -106,6 +109,7 @@ class PiecewiseGraphs:
         for (group, work), graph in zip(pieces.between, pieces.graphs[1:], strict=True):
             work(metadata[group], count)
             self._api.replay(graph)
+        inputs.taps = {layer: tapped[:count] for layer, tapped in pieces.taps.items()}
         return pieces.hidden[:count]
 
     def _record(self, size: int) -> Pieces:
@@ -123,5 +127,7 @@ class PiecewiseGraphs:
         return pieces
 
     def _run(self, pieces: Pieces, recorder: Any) -> torch.Tensor:
-        context = StepContext(self._caches, {}, pieces.slots, recorder=recorder)
-        return self._model.forward(self._model.embed(pieces.ids), pieces.positions, context)
+        context = StepContext(self._caches, {}, pieces.slots, recorder=recorder, taps=self._taps)
+        hidden_TE = self._model.forward(self._model.embed(pieces.ids), pieces.positions, context)
+        pieces.taps = context.tapped
+        return hidden_TE

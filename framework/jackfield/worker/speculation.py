@@ -182,10 +182,23 @@ class Speculation:
         tokens[:, :-1] = np.where(np.arange(width) < accepted[:, None], np.take_along_axis(drafts, order, 1), -1)
         tokens[rows, accepted] = sampled[rows, sources[rows, accepted]]
         tokens[which, accepted[which]] = last
+        self._keep(places, tokens)
+        return Verified(tokens, accepted, sources)
+
+    def draws(self, slots: Ints) -> bool:
+        """Return whether drafts for some of these sequences are drawn."""
+        drafter, greedy = self._drafter, self._sampler.state.greedy
+        return drafter is not None and drafter.draws and not self._limits.greedy_drafts and not greedy[slots].all()
+
+    def learn(self, places: Places, tokens: Ints) -> None:
+        """Take the tokens [R, 1 + K] that a recorded round gave, -1 behind the last of each sequence."""
+        self._keep(places, tokens)
+        self.observe(places, (tokens >= 0).sum(1) - 1)
+
+    def _keep(self, places: Places, tokens: Ints) -> None:
         if self._tokens is not None:
             row, place = np.nonzero(tokens >= 0)
             self._tokens[places.slots[row], places.known[row] + place] = tokens[row, place]
-        return Verified(tokens, accepted, sources)
 
     def observe(self, places: Places, accepted: npt.NDArray[np.int64]) -> None:
         """Tell the drafter what became of its drafts."""

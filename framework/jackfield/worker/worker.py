@@ -13,6 +13,7 @@ from jackfield.distributed import SingleCommunicator
 from jackfield.interfaces import (
     Drafter,
     DrafterEnv,
+    GraphApi,
     GraphSupport,
     HostLengths,
     LogitsEnv,
@@ -24,7 +25,7 @@ from jackfield.interfaces import (
 from jackfield.kv_cache import CacheGroup, CachePlan, plan_cache, retention_of
 from jackfield.kv_cache.planning import page_bytes
 from jackfield.loader import load_projection
-from jackfield.protocol import SchedulerOutput
+from jackfield.protocol import Recordings, SchedulerOutput
 from jackfield.sampling import SamplingState
 from jackfield.sampling.sampler import Draw
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
@@ -37,6 +38,8 @@ from jackfield.worker.model_runner import ModelRunner, RunnerParts
 from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.pooling import Heads, Pooler
+from jackfield.worker.rounds import SIZES as ROUND_SIZES
+from jackfield.worker.rounds import RoundGraphs
 from jackfield.worker.speculation import SpeculationLimits
 from jackfield.worker.state_backup import StateBackup, backup_pages
 from jackfield.worker.storage import Planes, allocate_cache
@@ -52,6 +55,7 @@ class Worker:
         self.rank = rank
         self._platform = spec.platform.bind(rank, spec.config)
         self._communicator = SingleCommunicator()
+        self.recordings = Recordings()
 
     def start(self, progress: Callable[[int, int], None] | None = None) -> CachePlan:
         """Load the model, allocate the cache and return its plan. ``progress`` gets (bytes done, bytes in all)."""
@@ -93,7 +97,7 @@ class Worker:
         )
         self._runner = ModelRunner(parts)
         if spec.platform.asynchronous:
-            self._record_steps(parts)
+            self._record_steps(parts, plan.max_model_len)
             warm_experts(model, spec.max_num_batched_tokens)
             warm_up(
                 self._runner,
@@ -177,9 +181,9 @@ class Worker:
         )
         return spec.drafter.build(env)
 
-    def _record_steps(self, parts: RunnerParts) -> None:
+    def _record_steps(self, parts: RunnerParts, max_length: int) -> None:
         """Record steps where the platform has graphs, and the model and every backend can be part of one."""
-        spec, api = self.spec, self._platform.graph_api()
+        spec, api, drafter = self.spec, self._platform.graph_api(), parts.drafter
         able = spec.architecture.recordable and all(
             choice.backend.graph_support >= GraphSupport.DECODE and choice.backend.host_lengths is not HostLengths.EXACT
             for choice in spec.attention
@@ -189,9 +193,34 @@ class Worker:
         largest = min(spec.max_num_seqs, spec.max_num_batched_tokens)
         graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest)
         pieces = PiecewiseGraphs(
-            api, parts.model, parts.caches, tuple(parts.builders), spec.max_num_batched_tokens, self._platform.device
+            api,
+            parts.model,
+            parts.caches,
+            tuple(parts.builders),
+            spec.max_num_batched_tokens,
+            self._platform.device,
+            drafter.taps if drafter is not None else (),
         )
-        self._runner.record(graphs, pieces)
+        self.recordings = self._runner.record(graphs, pieces, self._rounds(api, parts, max_length))
+
+    def _rounds(self, api: GraphApi, parts: RunnerParts, max_length: int) -> RoundGraphs | None:
+        """Return rounds of speculation to be recorded, or None."""
+        spec = self.spec
+        most = min(spec.max_num_seqs, spec.max_num_batched_tokens // (1 + spec.num_drafts), *ROUND_SIZES[-1:])
+        if not spec.rounds_verified or parts.drafter is None or most < 1:
+            return None
+        return RoundGraphs(
+            api,
+            parts.batch,
+            self._runner.forward_taps,
+            parts.model.logits,
+            parts.transfer,
+            spec.num_drafts,
+            (*(size for size in ROUND_SIZES if size < most), most),
+            spec.model_config.vocab_size,
+            max_length,
+            parts.drafter if spec.rounds_drafted else None,
+        )
 
     def _groups(self) -> list[CacheGroup]:
         return [

@@ -21,6 +21,7 @@ from jackfield.interfaces import (
     Reason,
 )
 from jackfield_attention.cache_types import FLOATS
+from jackfield_attention.triton_tuning import SHORT_ROWS
 
 if TYPE_CHECKING:
     from jackfield_attention.triton_layer import TritonLayer
@@ -56,7 +57,7 @@ class TritonBackend(AttentionBackend):
         "prefill_warps": Option(int, 0, "warps of a prefill program; 0: chosen", (0, 4, 8, 16)),
         "prefill_stages": Option(int, 0, "tiles in flight in prefill; 0: chosen", (0, 1, 2, 3, 4, 5)),
     }
-    graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
+    graph_support: ClassVar[GraphSupport] = GraphSupport.UNIFORM
     host_lengths: ClassVar[HostLengths] = HostLengths.UPPER_BOUND
     prepares: ClassVar[bool] = True
     narrow: ClassVar[frozenset[str]] = NARROW
@@ -66,6 +67,11 @@ class TritonBackend(AttentionBackend):
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
         """Reject old devices, caches of another type, and head sizes past 256 or unlike for keys and values."""
         return tuple(_limits(request, cls.narrow))
+
+    @classmethod
+    def recorded_query(cls, request: AttentionRequest) -> int:
+        """Return how many tokens the decode kernel takes: longer queries are cut into tiles by the host."""
+        return max(1, SHORT_ROWS // (request.local_heads // request.local_kv_heads))
 
     @classmethod
     def preference(cls, request: AttentionRequest) -> Preference:

@@ -13,8 +13,10 @@ from jackfield.interfaces import (
     DrafterEnv,
     DrafterRequest,
     DraftModel,
+    DraftRound,
     Drafts,
     DraftTrainer,
+    GraphSupport,
     Option,
     Preference,
     Settings,
@@ -24,6 +26,8 @@ from jackfield.interfaces import (
 from jackfield_spec_decode.sizes import TREE_WIDTH, check_sizes
 
 if TYPE_CHECKING:
+    import torch
+
     from jackfield_spec_decode.feature_drafts import FeatureDrafts, Growth
 
 
@@ -40,6 +44,7 @@ class EagleDrafter(Drafter):
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "last_hidden", "draft_checkpoint", "draft_cache"})
     placement: ClassVar[str] = "device"
     draws: ClassVar[bool] = True
+    graph_support: ClassVar[GraphSupport] = GraphSupport.UNIFORM
     builds: ClassVar[str] = "EagleLlamaForCausalLM"
     saved_as: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM"})
     options: ClassVar[Mapping[str, Option]] = {
@@ -100,6 +105,10 @@ class EagleDrafter(Drafter):
         if self._growth is not None:
             return self._drafts.grow(batch, self._growth)
         return self._drafts.propose(batch)
+
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """See Drafter."""
+        return self._drafts.draft(step)
 
     def follow(self, step: TargetStep) -> None:
         """See Drafter."""

@@ -121,3 +121,8 @@ class Eagle3Module(EagleModule):
         ids_D = torch.arange(own_BD.shape[1], device=own_BD.device) + self.d2t.weight
         logits_BV[:, ids_D] = own_BD
         return logits_BV
+
+    def likeliest(self, states_BE: torch.Tensor) -> torch.Tensor:
+        """Return [B] the tokens with the largest logits."""
+        ids_B: torch.Tensor = self.head(states_BE).argmax(-1)
+        return ids_B if self.d2t is None else ids_B + self.d2t.weight[ids_B]

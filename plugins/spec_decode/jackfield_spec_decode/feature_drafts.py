@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import DraftBatch, DraftModel, Drafts, DraftTree, TargetStep
+from jackfield.interfaces import DraftBatch, DraftModel, DraftRound, Drafts, DraftTree, TargetStep
 from jackfield_spec_decode.draft_rows import limited, no_drafts
 from jackfield_spec_decode.tree_growth import GrowingTree
 
@@ -78,6 +78,37 @@ class FeatureDrafts:
         last_B = torch.from_numpy(ends.astype(np.int64)).to(features_TE.device)
         self._slots = slots[step.samples[rows]]
         self._features, self._states = features_TE[last_B], states_TE[last_B]
+
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """Return drafts [B, K], each the likeliest behind the one before it, -1 where there is no room. N is the tokens
+        of each sequence in the round.
+        """
+        count, width = step.hidden.shape[:2]
+        place_N = torch.arange(width, device=step.kept.device)
+        near_BN = step.starts.unsqueeze(1) + 1 + place_N < self._model.max_length
+        begun = self._model.recorded(step.slots, step.starts, near_BN & (place_N <= step.kept.unsqueeze(1)))
+        given = torch.cat(list(step.taps), -1) if step.taps else step.hidden
+        features_TE, states_TE = self._module(
+            self._target.embed(begun.next_ids), self._module.fuse(given.flatten(0, 1)), begun.positions, begun.context
+        )
+        last_B = torch.arange(count, device=place_N.device) * width + step.kept
+        features_BE, states_BE = features_TE[last_B], states_TE[last_B]
+        ends_B = step.starts + 1 + step.kept
+        room_B = torch.minimum(step.room, self._model.max_length - ends_B)
+        ids = [self._likeliest(states_BE)]
+        for place in range(1, step.num_drafts):
+            begun = self._model.recorded(step.slots, ends_B + place - 1, (place < room_B).unsqueeze(1))
+            embeds_BE = self._target.embed(ids[-1])
+            features_BE, states_BE = self._module(embeds_BE, features_BE, begun.positions, begun.context)
+            ids.append(self._likeliest(states_BE))
+        ids_BK = torch.stack(ids, 1)
+        return ids_BK.masked_fill(torch.arange(step.num_drafts, device=ids_BK.device) >= room_B.unsqueeze(1), -1)
+
+    def _likeliest(self, states_BE: torch.Tensor) -> torch.Tensor:
+        # A head over a part of the vocabulary need not make logits over all of it.
+        if hasattr(self._module, "likeliest"):
+            return self._module.likeliest(states_BE)  # type: ignore[no-any-return]
+        return self._module.logits(states_BE, self._target).argmax(-1)  # type: ignore[no-any-return]
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """Return drafts [B, K], each drawn behind the one before it."""

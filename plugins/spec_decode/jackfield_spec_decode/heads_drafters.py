@@ -12,8 +12,10 @@ from jackfield.interfaces import (
     Drafter,
     DrafterEnv,
     DrafterRequest,
+    DraftRound,
     Drafts,
     DraftTrainer,
+    GraphSupport,
     Option,
     Preference,
     Settings,
@@ -33,6 +35,7 @@ class HeadsDrafter(Drafter):
     needs: ClassVar[frozenset[str]] = frozenset({"last_hidden", "draft_checkpoint"})
     placement: ClassVar[str] = "device"
     draws: ClassVar[bool] = True
+    graph_support: ClassVar[GraphSupport] = GraphSupport.UNIFORM
     options: ClassVar[Mapping[str, Option]] = {"tree_width": TREE_WIDTH}
 
     def __init__(self, module: Any, count: int, width: int) -> None:
@@ -82,6 +85,18 @@ class HeadsDrafter(Drafter):
             last_B = batch.draw(logits_BV.float(), place)
             ids.append(last_B)
         return Drafts(torch.stack(ids, 1))
+
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """See Drafter."""
+        import torch
+
+        rows_B = torch.arange(len(step.kept), device=step.kept.device)
+        state_BE, last_B, ids = step.hidden[rows_B, step.kept], step.last_tokens, []
+        for place in range(step.num_drafts):
+            state_BE, logits_BV = self._module.step(place, state_BE, last_B)
+            last_B = logits_BV.argmax(-1)
+            ids.append(last_B)
+        return torch.stack(ids, 1)
 
     def _grow(self, batch: DraftBatch, state_XE: torch.Tensor, last_X: torch.Tensor) -> Drafts:
         """Return the likeliest paths through the heads' tokens; X are the drafts of all sequences that are grown on."""

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from jackfield.interfaces import Band, DraftBatch, Drafter, DrafterEnv, DrafterRequest, Drafts, Preference, TargetStep
+from jackfield.interfaces import (
+    Band,
+    DraftBatch,
+    Drafter,
+    DrafterEnv,
+    DrafterRequest,
+    DraftRound,
+    Drafts,
+    GraphSupport,
+    Preference,
+    TargetStep,
+)
 
 if TYPE_CHECKING:
+    import torch
+
     from jackfield_spec_decode.feature_drafts import FeatureDrafts
 
 
@@ -21,6 +34,7 @@ class MtpDrafter(Drafter):
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "last_hidden", "draft_layers", "draft_cache"})
     placement: ClassVar[str] = "device"
     draws: ClassVar[bool] = True
+    graph_support: ClassVar[GraphSupport] = GraphSupport.UNIFORM
 
     def __init__(self, drafts: FeatureDrafts) -> None:
         self._drafts = drafts
@@ -41,6 +55,10 @@ class MtpDrafter(Drafter):
     def propose(self, batch: DraftBatch) -> Drafts:
         """See Drafter."""
         return self._drafts.propose(batch)
+
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """See Drafter."""
+        return self._drafts.draft(step)
 
     def follow(self, step: TargetStep) -> None:
         """See Drafter."""

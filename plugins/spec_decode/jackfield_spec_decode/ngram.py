@@ -12,12 +12,16 @@ from jackfield.interfaces import (
     Drafter,
     DrafterEnv,
     DrafterRequest,
+    DraftRound,
     Drafts,
+    GraphSupport,
     Option,
     Preference,
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from jackfield_spec_decode.ngram_index import NgramIndex
 
 
@@ -34,13 +38,14 @@ class NgramDrafter(Drafter):
     kinds: ClassVar[frozenset[str]] = frozenset({"ngram"})
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     placement: ClassVar[str] = "host"
+    graph_support: ClassVar[GraphSupport] = GraphSupport.UNIFORM
     options: ClassVar[Mapping[str, Option]] = {
         "min_n": Option(int, 2, "shortest suffix that is looked up, in tokens (prompt_lookup_min)"),
         "max_n": Option(int, 4, "longest suffix that is looked up, in tokens (prompt_lookup_max)"),
     }
 
-    def __init__(self, index: NgramIndex) -> None:
-        self._index = index
+    def __init__(self, index: NgramIndex, shortest: int, longest: int) -> None:
+        self._index, self._shortest, self._longest = index, shortest, longest
 
     @classmethod
     def preference(cls, request: DrafterRequest) -> Preference:
@@ -65,12 +70,19 @@ class NgramDrafter(Drafter):
                 value=shortest,
                 remedy="set min_n to at least 1 and max_n to at least min_n",
             )
-        return cls(NgramIndex(shortest, longest, env.request.num_tokens))
+        return cls(NgramIndex(shortest, longest, env.request.num_tokens), shortest, longest)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """See Drafter."""
         assert batch.token_ids is not None, "a host drafter is given tokens"
         return Drafts(self._index.propose(batch.token_ids, batch.slots, batch.lengths, batch.limits))
+
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """See Drafter."""
+        from jackfield_spec_decode.ngram_lookup import last_matches
+
+        lengths_B = step.starts + 2 + step.kept
+        return last_matches(step.tokens[step.slots], lengths_B, self._shortest, self._longest, step.num_drafts)
 
     def forget(self, slots: Sequence[int]) -> None:
         """See Drafter."""

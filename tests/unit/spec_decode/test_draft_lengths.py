@@ -31,7 +31,7 @@ def serve(
     for _ in range(steps):
         right = np.cumprod(random.random((batch, width)) < rate, axis=1).sum(1)
         kept = np.minimum(right, drafts).astype(np.int32)
-        lengths.observe(slots, drafts, kept)
+        lengths.acceptance.observe(slots, drafts, kept)
         took = cost(batch + int(drafts.sum()))
         limits = lengths.choose(slots)
         drafted = drafting * int(limits.max())
@@ -68,7 +68,7 @@ def test_alone_every_draft_pays_and_in_a_full_batch_only_likely_ones() -> None:
     slots = np.arange(64, dtype=np.int32)
     full, half = np.full(64, 4, dtype=np.int32), slots // 32
     for _ in range(30):
-        lengths.observe(slots, full, np.where(half == 0, 4, 0).astype(np.int32))
+        lengths.acceptance.observe(slots, full, np.where(half == 0, 4, 0).astype(np.int32))
         for tokens in (1, 64, 320):
             lengths.cost.add(tokens, 20.0 + tokens)
     assert lengths.choose(slots[:1]).tolist() == [4]
@@ -103,16 +103,16 @@ def test_steady_sequences_and_limits() -> None:
     for _ in range(2 * WARMUP):
         lengths.cost.add(6, 6.0)
         lengths.cost.add(24, 24.0)
-        lengths.observe(slots, np.full(6, 3, dtype=np.int32), np.zeros(6, dtype=np.int32))
+        lengths.acceptance.observe(slots, np.full(6, 3, dtype=np.int32), np.zeros(6, dtype=np.int32))
     assert lengths.choose(slots).tolist() == [0, 0, 3, 0, 0, 0]
     assert lengths.choose(np.arange(7, dtype=np.int32)).tolist() == [0] * 7
     probes = [lengths.choose(slots).max(initial=0, where=slots != 2) for _ in range(2 * PROBE)]
     assert sum(probes) == 2, "now and then it is tried again"
     lengths.fill(2, steady=False)
-    assert lengths.rates(slots[2:3])[0] < 0.6
+    assert lengths.acceptance.rates(slots[2:3])[0] < 0.6
 
 
 def test_without_adaptation_everybody_gets_all() -> None:
     lengths = DraftLengths(4, 3, adaptive=False)
-    lengths.observe(np.arange(4), np.full(4, 3), np.zeros(4, dtype=np.int32))
+    lengths.acceptance.observe(np.arange(4), np.full(4, 3), np.zeros(4, dtype=np.int32))
     assert lengths.choose(np.arange(4, dtype=np.int32)).tolist() == [3] * 4

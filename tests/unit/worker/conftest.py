@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from jackfield import LLM
-from worker.plain_attention import Exact, Plain, Preparing, Unable
-from worker.recording import RecordingPlatform
+from plain_attention import Exact, Plain, Preparing, Unable
+from recording_platform import RecordingPlatform
 
 VOCAB, WIDTH, INNER, HEADS, KV_HEADS, SIZE, LAYERS = 96, 32, 48, 4, 2, 8, 2
 CONFIG: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.recording import Graphs
+from recording_platform import Graphs
 
 
 def record(work: Callable[[], Any]) -> tuple[Graphs, Any]:

@@ -110,7 +110,7 @@ class Plain(AttentionBackend):
     summary = "whole block tables"
     kinds: ClassVar[frozenset[str]] = frozenset({"full"})
     features: ClassVar[frozenset[str]] = frozenset({"prefill", "chunked_prefill", "decode", "mixed", "gqa"})
-    graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
+    graph_support: ClassVar[GraphSupport] = GraphSupport.UNIFORM
     host_lengths: ClassVar[HostLengths] = HostLengths.UPPER_BOUND
 
     @classmethod
