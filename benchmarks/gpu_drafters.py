@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--samples", type=int, default=3000, help="answers that are written")
     add("--tokens", type=int, default=256, help="most of an answer, written or measured")
-    add("--temperature", type=float, default=0.8, help="of what is written")
+    add("--temperature", type=float, default=0.8, help="of what is written, but for every other text: those are greedy")
     add("--heads", type=int, default=4, help="drafts in a row that are learnt, and made")
     add("--steps", type=int, help="of training, in place of epochs")
     add("--epochs", type=int, default=3)
@@ -145,9 +145,15 @@ def say(**figures: Any) -> None:
 def questions(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return questions to train on, and held-out ones; no question is in both."""
     found = [form.format(topic) for topic in TOPICS for form in FORMS]
-    random.Random(args.seed).shuffle(found)
+    pairs = [form.format(f"{one} and {other}") for one, other in pairwise(TOPICS) for form in FORMS]
+    pairs += [
+        form.format(f"{one} or {other}") for one, other in zip(TOPICS, TOPICS[9:], strict=False) for form in FORMS
+    ]
+    shuffle = random.Random(args.seed).shuffle
+    shuffle(found)
+    shuffle(pairs)
     held = max(args.single, args.concurrent, args.copies)
-    return found[held:], found[:held]
+    return [*found[held:], *pairs], found[:held]
 
 
 def engine(args: argparse.Namespace, **settings: Any) -> Any:
@@ -172,9 +178,10 @@ def write(args: argparse.Namespace, method: str) -> None:
     texts = [asked[at % len(asked)] for at in range(args.samples)]
     llm = engine(args)
     # A question may come again, with another answer.
+    temperatures = [0.0 if (at + at // len(asked)) % 2 else args.temperature for at in range(len(texts))]
     params = [
-        SamplingParams(temperature=args.temperature, max_tokens=args.tokens, seed=args.seed + at)
-        for at in range(len(texts))
+        SamplingParams(temperature=temperature, max_tokens=args.tokens, seed=args.seed + at)
+        for at, temperature in enumerate(temperatures)
     ]
     began = time.perf_counter()
     outputs = llm.generate(chats(llm, texts), params)

@@ -12,7 +12,6 @@ from recording_platform import RecordingPlatform
 from jackfield import LLM
 from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, DraftOutcome, Drafts, Settings
 
-
 RECORDED: dict[str, Any] = {
     "plugins": [RecordingPlatform, Plain],
     "platform": "recording",

@@ -58,9 +58,11 @@ from jackfield.interfaces.ops import (
     QUANTIZING_OPS,
     ROUTING_OPS,
     SAMPLING_OPS,
+    STEP_OPS,
     DrawBatch,
     OpRequest,
     OpsProvider,
+    TokenInputs,
 )
 from jackfield.interfaces.platform import (
     Communicator,
@@ -108,6 +110,7 @@ __all__ = [
     "QUANTIZING_OPS",
     "ROUTING_OPS",
     "SAMPLING_OPS",
+    "STEP_OPS",
     "ActivationSpec",
     "Agreement",
     "AttentionBackend",
@@ -205,6 +208,7 @@ __all__ = [
     "TensorFacts",
     "TextConfig",
     "TextModel",
+    "TokenInputs",
     "TokenVectorModel",
     "TrainedDraft",
     "TrainerEnv",

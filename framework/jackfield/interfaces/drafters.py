@@ -125,7 +125,7 @@ class DraftRound:
         last_tokens: [B] the token behind the last draft that was kept, at position ``starts + 1 + kept``.
         hidden: [B, N, E] final hidden states. taps: [B, N, E] as in :class:`TargetStep`.
         tokens: [slots, length] int32, the text of all requests, ``last_tokens`` in it; read-only.
-        num_drafts: K.
+        num_drafts: K. rows, places: [B] and [K] int64, the numbers from 0 on.
     """
 
     slots: torch.Tensor
@@ -137,6 +137,8 @@ class DraftRound:
     taps: Sequence[torch.Tensor]
     tokens: torch.Tensor
     num_drafts: int
+    rows: torch.Tensor
+    places: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +200,15 @@ class DraftModel(Protocol):
         """
         ...
 
-    def recorded(self, slots_B: torch.Tensor, starts_B: torch.Tensor, real_BN: torch.Tensor) -> RecordedPass:
-        """Return what a recorded pass over N tokens of each sequence needs, for drafters that call ``module``.
+    def recorded(
+        self, slots_B: torch.Tensor, starts_B: torch.Tensor, counts_B: torch.Tensor, width: int = 1, shift: int = 0
+    ) -> RecordedPass:
+        """Return what a recorded pass over ``width`` tokens of each sequence needs, for drafters that call ``module``.
 
         Args:
-            slots_B, starts_B: int64. real_BN: which tokens count: keys and values of others, behind them, are not kept.
+            slots_B, starts_B: int64. counts_B: int64, how many of each sequence's tokens count; keys and values of the
+                others are not kept, and their position is 0. shift: begin so many tokens later, with so many fewer that
+                count.
         """
         ...
 

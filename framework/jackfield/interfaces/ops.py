@@ -58,6 +58,20 @@ names. Asked for only where the model has experts. Equal scores go to the lower 
 row and on nothing else.
 """
 
+STEP_OPS: Mapping[str, str] = {
+    "greedy_tokens": "(logits_RV) -> ids_R, int64",
+    "token_inputs": "(tokens_SL, table_SM, slots_B, starts_B, counts_B or None, width, block_size, "
+    "shift=0) -> TokenInputs",
+    "begin_round": "(tokens_SL, known_S, proposed_S, slots_B, starts_B, counts_B, drafts_KB) -> "
+    "(starts_B, counts_B, drafts_BK)",
+    "keep_tokens": "(tokens_SL, known_S, slots_B, starts_B, counts_B, drafts_BK, ids_BN) -> (kept_B, last_B)",
+    "end_round": "(tokens_SL, proposed_S, slots_B, starts_B, kept_B, room_B, ids_BN, found_BK, vocab_size) -> "
+    "result, int32 [B, N + K]",
+}
+"""Ops around the model in recorded steps, where each launch counts; ``jackfield.layers.step_ops`` says what they do.
+Numbers are int64, tables of tokens and blocks int32.
+"""
+
 REGIONS = frozenset({"decode_layer", "decode_step"})
 """Larger pieces that a provider may take over as one persistent kernel."""
 
@@ -82,6 +96,23 @@ class DrawBatch:
     host: Mapping[str, np.ndarray[Any, Any]]
     host_top_k: np.ndarray[Any, Any]
     greedy: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInputs:
+    """What tokens of a step take from the tables of running sequences. T tokens of B sequences, M blocks.
+
+    Args:
+        ids, next_ids: [T] int64, the tokens and what stands behind each. positions: [T] int64. slots: [T] int64, places
+            in the cache, -1: not kept. table: [B, M] int32. lengths: [B] int32, tokens behind the step.
+    """
+
+    ids: torch.Tensor
+    next_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    table: torch.Tensor
+    lengths: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import QuantizedActivation
+from jackfield.layers import step_ops
 from jackfield.layers.routing import route
 from jackfield.sampling.draw import draw_tokens
 
@@ -123,7 +124,13 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "gelu_tanh_and_mul_quant": _gated_quant(gelu_tanh_and_mul),
     "draw_tokens": draw_tokens,
     "route_experts": route,
+    "greedy_tokens": step_ops.greedy_tokens,
+    "token_inputs": step_ops.token_inputs,
+    "begin_round": step_ops.begin_round,
+    "keep_tokens": step_ops.keep_tokens,
+    "end_round": step_ops.end_round,
 }
 """Every op of :data:`jackfield.interfaces.OPS`, :data:`~jackfield.interfaces.QUANTIZING_OPS`,
-:data:`~jackfield.interfaces.SAMPLING_OPS` and :data:`~jackfield.interfaces.ROUTING_OPS`.
+:data:`~jackfield.interfaces.SAMPLING_OPS`, :data:`~jackfield.interfaces.ROUTING_OPS` and
+:data:`~jackfield.interfaces.STEP_OPS`.
 """

@@ -19,6 +19,7 @@ from jackfield.interfaces import (
     QUANTIZING_OPS,
     ROUTING_OPS,
     SAMPLING_OPS,
+    STEP_OPS,
     DeviceFacts,
     ExpertsBackend,
     ExpertsRequest,
@@ -68,7 +69,7 @@ from jackfield.registry import PluginState, Registry
 
 BATCH_INVARIANT = "batch_invariant"
 """Feature of plugins whose results for a row do not depend on other rows, nor on how many there are."""
-ROW_OPS = frozenset({*SAMPLING_OPS, *ROUTING_OPS})
+ROW_OPS = frozenset({*SAMPLING_OPS, *ROUTING_OPS, *STEP_OPS})
 """What these return for a row never depends on others, whoever provides them."""
 INVARIANT_FAMILIES = frozenset({"attention_backends", "quantization_methods", "moe_experts", "ops"})
 """Families whose plugins compute hidden states. Sampling ops work row by row in any case."""
@@ -143,13 +144,18 @@ def resolve(
     bench = Bench(config, registry)
     platform, device = _platform(bench)
     architecture, model_config = _model(bench, facts)
-    dtype = _dtype(bench, facts, model_config)
+    dtype = _dtype(bench, facts, model_config, device)
     quantization, plain, options = _quantization(bench, facts, device, dtype)
     layout = quantization.experts_layout(quantization.spec_of(facts.quantization_config, options))
     experts = _experts(bench, architecture, model_config, device, dtype, layout)
     look_ahead(bench, facts, architecture, model_config, device, draft_facts)
     attention = attention_of(bench, facts, architecture, model_config, quantization, device, dtype)
-    published = [*OPS, *SAMPLING_OPS, *(QUANTIZING_OPS if "quantized_activations" in quantization.features else ())]
+    published = [
+        *OPS,
+        *SAMPLING_OPS,
+        *STEP_OPS,
+        *(QUANTIZING_OPS if "quantized_activations" in quantization.features else ()),
+    ]
     ops = _ops(bench, published if experts is None else [*published, *ROUTING_OPS], device, dtype)
     drafter = _drafter(bench, facts, architecture, model_config, device, dtype, draft_facts)
     if experts is None and drafter is not None and drafter.model is not None and drafter.model.experts is not None:
@@ -320,12 +326,16 @@ def _task_reasons(plugin: Any, request: Any) -> list[Reason]:
     return [Reason("task", "task", f"'{request.task}' is not one of {', '.join(sorted(plugin.tasks))}")]
 
 
-def _dtype(bench: Bench, facts: ModelFacts, model_config: TextConfig) -> str:
+def _dtype(bench: Bench, facts: ModelFacts, model_config: TextConfig, device: DeviceFacts) -> str:
     wanted = str(bench.config.model.dtype)
     if wanted != "auto":
         return wanted
-    dtype = model_config.dtype or facts.dtype or "float32"
-    bench.config = bench.config.with_derived({"model.dtype": dtype}, "the checkpoint's own type")
+    dtype, why = model_config.dtype or facts.dtype, "the checkpoint's own type"
+    if not dtype or (facts.container == "gguf" and device.type == "cpu"):
+        # Packed numbers have no type to compute in, and in this container half precision is for storage.
+        dtype, why = ("float32", "of a CPU") if device.type == "cpu" else ("bfloat16", "of an accelerator")
+        why = f"the usual type {why}: the checkpoint says none to compute in"
+    bench.config = bench.config.with_derived({"model.dtype": dtype}, why)
     return dtype
 
 

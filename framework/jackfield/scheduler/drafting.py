@@ -82,8 +82,8 @@ class Drafting:
         return self._rounds is not None and self._last_round > retired
 
     def planned(self, plan: SchedulerOutput) -> None:
-        """Where a round may be launched behind another, count drafts of a planned step as kept until it is accounted, and
-        those that it asks for as proposed.
+        """Where rounds may be launched one behind the other, count drafts of a planned step as kept until it is
+        accounted, and those that it asks for as proposed.
         """
         if plan.num_drafts is None:
             if self._follows and len(plan.slots) and plan.samples.all() and (plan.counts == 1).all():

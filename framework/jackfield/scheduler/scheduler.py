@@ -314,7 +314,11 @@ class Scheduler:
         samples = ends == table.known[slots]
         draft_limits = None if num_drafts is None else self._drafting.limits_of(slots, samples)
         ahead = self._drafting.in_flight(self._retired)
-        if draft_limits is not None and num_drafts is not None and not (num_drafts.any() or draft_limits.any() or ahead):
+        if (
+            draft_limits is not None
+            and num_drafts is not None
+            and not (num_drafts.any() or draft_limits.any() or ahead)
+        ):
             num_drafts = draft_limits = None  # a plain step, which may be a recorded one
         plan = SchedulerOutput(
             step_id=self._step,

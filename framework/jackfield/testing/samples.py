@@ -12,6 +12,7 @@ from jackfield.interfaces import (
     QUANTIZING_OPS,
     ROUTING_OPS,
     SAMPLING_OPS,
+    STEP_OPS,
     DrafterRequest,
     ExpertsRequest,
     LogitsRequest,
@@ -101,7 +102,7 @@ def _experts(plugin: type[Plugin]) -> Samples:
 
 
 def _ops(plugin: type[Plugin]) -> Samples:
-    names = (*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS)
+    names = (*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS, *STEP_OPS)
     return {
         f"{name}, {dtype}": OpRequest(subject=name, kind=name, dtype=dtype) for name in names for dtype in DTYPES[:2]
     }

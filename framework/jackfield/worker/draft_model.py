@@ -153,15 +153,16 @@ class PagedDraftModel:
         next_T = self._batch.tokens[rows_T, inputs.positions_T + 1].long()
         return DraftPass(order, inputs.positions_T, inputs.ids_T, next_T, inputs.ends, context)
 
-    def recorded(self, slots_B: torch.Tensor, starts_B: torch.Tensor, real_BN: torch.Tensor) -> RecordedPass:
+    def recorded(
+        self, slots_B: torch.Tensor, starts_B: torch.Tensor, counts_B: torch.Tensor, width: int = 1, shift: int = 0
+    ) -> RecordedPass:
         """See DraftModel."""
-        inputs = self._batch.prepare_uniform(slots_B, starts_B, real_BN)
+        inputs = self._batch.prepare_uniform(slots_B, starts_B, counts_B, width, shift)
         steps = {name: inputs.steps[place] for name, place in self._places.items()}
         metadata = {name: self._builders[name].build(step) for name, step in steps.items()}
         context = StepContext(self._caches, metadata, {name: step.slots for name, step in steps.items()})
-        places_T = starts_B.unsqueeze(1) + 1 + torch.arange(real_BN.shape[1], device=slots_B.device)
-        next_T = self._batch.tokens[slots_B.unsqueeze(1), places_T].flatten().long()
-        return RecordedPass(inputs.positions_T, inputs.ids_T, next_T, context)
+        assert inputs.next_T is not None, "all sequences have as many tokens"
+        return RecordedPass(inputs.positions_T, inputs.ids_T, inputs.next_T, context)
 
     def logits(self, hidden_BE: torch.Tensor) -> torch.Tensor:
         """See DraftModel."""

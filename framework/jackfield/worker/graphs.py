@@ -9,7 +9,7 @@ size with rows of the padding slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +46,21 @@ class DecodeGraphs:
 
     Args:
         api: of the platform. batch: the per-slot tables. forward: model from inputs to logits. transfer: to the device.
-        max_sequences: largest batch.
+        max_sequences: largest batch. ops: of recorded steps, by name.
     """
 
     def __init__(
-        self, api: GraphApi, batch: InputBatch, forward: Forward, transfer: Transfer, max_sequences: int
+        self,
+        api: GraphApi,
+        batch: InputBatch,
+        forward: Forward,
+        transfer: Transfer,
+        max_sequences: int,
+        ops: Mapping[str, Callable[..., Any]],
     ) -> None:
         self._api, self._batch, self._forward, self._transfer = api, batch, forward, transfer
-        self._pool = api.new_pool()
+        self._pool, self._ops = api.new_pool(), ops
+        self._known = torch.zeros(len(batch.tokens), dtype=torch.int64, device=transfer.device)
         larger = [size for size in SIZES if size < max_sequences]
         self.sizes = (*larger, max_sequences)
         self._recorded: dict[int, Recorded] = {}
@@ -102,8 +109,9 @@ class DecodeGraphs:
         def work() -> None:
             prepared = self._batch.prepare_uniform(inputs[0], inputs[1])
             logits = self._forward(prepared)
-            ids = logits.argmax(-1)
-            self._batch.tokens[inputs[0], inputs[1] + 1] = ids.int()
+            ids = self._ops["greedy_tokens"](logits)
+            tokens, slots, starts = self._batch.tokens, inputs[0], inputs[1]
+            self._ops["keep_tokens"](tokens, self._known, slots, starts, slots, ids[:, None][:, 1:], ids[:, None])
             results["logits"], results["ids"] = logits, ids
 
         for _ in range(WARMUPS):

@@ -8,15 +8,17 @@ Legend: S slots, L longest sequence, M blocks of a sequence, T tokens, B sequenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import AttentionStep, DraftTree
+from jackfield.interfaces import AttentionStep, DraftTree, TokenInputs
 from jackfield.kv_cache import CacheGroup
+from jackfield.layers.functional import REFERENCES
 from jackfield.protocol import NewSequence, SchedulerOutput
 from jackfield.worker.transfer import Transfer
 from jackfield.worker.trees import send_tree, step_tree
@@ -31,7 +33,8 @@ class StepInputs:
     Args:
         taps: what layers gave that were asked for, once the model ran.
         ids_T, positions_T: int64. steps: per cache group what attention sees. ends: [B] on the host: index after each
-            sequence's last token. types_T: int64, or None where the model has no token types.
+            sequence's last token. types_T: int64, or None where the model has no token types. next_T: int64, what
+            stands behind each token, where all sequences have as many.
     """
 
     ids_T: torch.Tensor
@@ -40,6 +43,7 @@ class StepInputs:
     ends: npt.NDArray[np.int64]
     types_T: torch.Tensor | None = None
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    next_T: torch.Tensor | None = None
 
 
 class InputBatch:
@@ -48,7 +52,7 @@ class InputBatch:
 
     Args:
         slots: S. max_length: L. block_size: tokens in a block. groups: cache groups. transfer: to the device.
-        typed: whether tokens have types.
+        typed: whether tokens have types. ops: of recorded steps, by name.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class InputBatch:
         transfer: Transfer,
         *,
         typed: bool = False,
+        ops: Mapping[str, Callable[..., Any]] = REFERENCES,
     ) -> None:
         blocks = -(-max_length // block_size)
         device = transfer.device
@@ -70,6 +75,8 @@ class InputBatch:
         self.tokens = torch.zeros((slots + 1, max_length + 1), dtype=torch.int32, device=device)
         self._types = torch.zeros_like(self.tokens) if typed else None
         self._states = [group.is_state for group in groups]
+        self._ops = ops
+        self._starts: dict[tuple[int, int], torch.Tensor] = {}
         self._tables = [torch.zeros((slots + 1, blocks), dtype=torch.int32, device=device) for _ in groups]
 
     @property
@@ -158,33 +165,31 @@ class InputBatch:
         return StepInputs(ids_T, positions_T, steps, ends, types_T)
 
     def prepare_uniform(
-        self, slots_B: torch.Tensor, starts_B: torch.Tensor, real_BN: torch.Tensor | None = None
+        self,
+        slots_B: torch.Tensor,
+        starts_B: torch.Tensor,
+        counts_B: torch.Tensor | None = None,
+        width: int = 1,
+        shift: int = 0,
     ) -> StepInputs:
-        """Return the inputs of a step with N new tokens for each sequence, from device tensors alone.
+        """Return the inputs of a step with N = ``width`` new tokens for each sequence, from device tensors alone.
 
         Pure device work with no sizes that depend on data, so that it can be recorded into a graph.
 
         Args:
-            starts_B: position of each sequence's first new token. real_BN: which tokens count; the others, behind
-                those of their sequence, are computed and not kept. None: one token each.
+            starts_B: position of each sequence's first new token. counts_B: how many of its tokens count; the others
+                are computed and not kept. None: all. shift: begin so many tokens later, with so many fewer that count.
         """
-        count, width = len(slots_B), 1 if real_BN is None else real_BN.shape[1]
-        positions_T, places_T, slots_T, sequence_T = starts_B, starts_B, slots_B, None
-        if real_BN is not None:
-            places_BN = starts_B.unsqueeze(1) + torch.arange(width, device=slots_B.device)
-            # Behind the end of a sequence there may be no position that the model knows.
-            positions_T = torch.where(real_BN, places_BN, 0).flatten()
-            places_T, slots_T = places_BN.flatten(), slots_B.repeat_interleave(width)
-            sequence_T = torch.arange(count, device=slots_B.device).repeat_interleave(width)
-        ids_T = self.tokens[slots_T, places_T].long()
-        query_start = torch.arange(0, count * width + 1, width, dtype=torch.int32, device=slots_B.device)
-        lengths = (starts_B + width).int()
+        count = len(slots_B)
         host = np.arange(count + 1, dtype=np.int32) * width
-        bounds = np.full(count, self._max_length, dtype=np.int32)
+        bounds, query_start = np.full(count, self._max_length, dtype=np.int32), self._query_start(count, width)
+        ids_T = positions_T = next_T = slots_B
         steps = []
         for table, is_state in zip(self._tables, self._states, strict=True):
-            block_table = table[slots_B]
-            slots = places_T if is_state else self._cache_slots(block_table, sequence_T, places_T)
+            found: TokenInputs = self._ops["token_inputs"](
+                self.tokens, table, slots_B, starts_B, counts_B, width, self._block_size, shift
+            )
+            ids_T, positions_T, next_T = found.ids, found.positions, found.next_ids
             steps.append(
                 AttentionStep(
                     num_tokens=count * width,
@@ -193,16 +198,25 @@ class InputBatch:
                     max_query=width,
                     max_length=self._max_length,
                     query_start=query_start,
-                    lengths=lengths,
-                    block_table=block_table,
-                    slots=slots if real_BN is None else slots.masked_fill(~real_BN.flatten(), -1),
-                    positions=positions_T,
+                    lengths=found.lengths,
+                    block_table=found.table,
+                    slots=found.positions if is_state else found.slots,
+                    positions=found.positions,
                     query_start_host=host,
                     lengths_host=bounds,
-                    states=self._state_pages(block_table, starts_B, lengths) if is_state else None,
+                    states=self._state_pages(found.table, starts_B, found.lengths) if is_state else None,
                 )
             )
-        return StepInputs(ids_T, positions_T, steps, host[1:].astype(np.int64))
+        return StepInputs(ids_T, positions_T, steps, host[1:].astype(np.int64), next_T=next_T)
+
+    def _query_start(self, count: int, width: int) -> torch.Tensor:
+        """Return where each sequence's tokens begin; made once, so that no recording has to."""
+        known = self._starts.get((count, width))
+        if known is None:
+            stop = count * width + 1
+            known = torch.arange(0, stop, width, dtype=torch.int32, device=self.tokens.device)
+            self._starts[count, width] = known
+        return known
 
     def _state_pages(self, table_BM: torch.Tensor, starts_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
         """Return [B, 2]: the page with the state before the step (-1 where there is none yet), and that for after."""

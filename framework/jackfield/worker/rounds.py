@@ -70,8 +70,8 @@ class RoundGraphs:
     Args:
         api: of the platform. batch: per-slot tables. forward: inputs to final states [T, E], leaving taps in the
             inputs. logits: of states. transfer: to the device. num_drafts: K. sizes: numbers of sequences.
-        vocab_size: V. max_length: tokens of a sequence. drafter: one that can be recorded, or None: rounds end with the
-        verification's logits then.
+        vocab_size: V. max_length: tokens of a sequence. ops: of recorded steps, by name. drafter: one that
+            can be recorded, or None: rounds end with the verification's logits then.
     """
 
     def __init__(
@@ -85,13 +85,15 @@ class RoundGraphs:
         sizes: tuple[int, ...],
         vocab_size: int,
         max_length: int,
+        ops: Mapping[str, Callable[..., Any]],
         drafter: Drafter | None = None,
     ) -> None:
         self._api, self._batch, self._forward, self._logits, self._transfer = api, batch, forward, logits, transfer
         self._width, self.sizes, self._vocab_size, self._drafter = num_drafts, sizes, vocab_size, drafter
         self._pool = api.new_pool()
         self._rounds: dict[int, Round] = {}
-        self._max_length = max_length
+        self._max_length, self._ops = max_length, ops
+        self._numbers = torch.arange(max(*sizes, num_drafts), device=transfer.device)
         self._known, self._proposed = torch.zeros((2, len(batch.tokens)), dtype=torch.int64, device=transfer.device)
 
     @property
@@ -148,7 +150,7 @@ class RoundGraphs:
         round_ = self._round_of(count)
         self._api.replay(round_.draft)
         assert round_.result is not None
-        return round_.result[:count].int()
+        return round_.result[:count]
 
     def replay_once(self, size: int) -> None:
         """Run a recorded round of rows that are no sequences, to see how long it takes."""
@@ -188,58 +190,44 @@ class RoundGraphs:
 
     def _verify(self, given: torch.Tensor) -> Round:
         slots_B, tokens = given[SLOTS], self._batch.tokens
-        ahead_B = given[STARTS] < 0
-        starts_B = torch.where(ahead_B, self._known[slots_B] - 1, given[STARTS])
-        counts_B = torch.where(ahead_B, torch.minimum(given[DRAFTS], self._proposed[slots_B]), given[DRAFTS])
-        place_K, owner_B1 = torch.arange(self._width, device=given.device), slots_B.unsqueeze(1)
-        places_BK, drafts_BK = starts_B.unsqueeze(1) + 1 + place_K, given[IDS:].t()
-        drafts_BK = torch.where(drafts_BK < 0, tokens[owner_B1, places_BK].long(), drafts_BK)
-        tokens[owner_B1, places_BK] = drafts_BK.int()
-        real_BN = torch.arange(1 + self._width, device=given.device) <= counts_B.unsqueeze(1)
-        inputs = self._batch.prepare_uniform(slots_B, starts_B, real_BN)
+        starts_B, counts_B, drafts_BK = self._ops["begin_round"](
+            tokens, self._known, self._proposed, slots_B, given[STARTS], given[DRAFTS], given[IDS:]
+        )
+        inputs = self._batch.prepare_uniform(slots_B, starts_B, counts_B + 1, 1 + self._width)
         hidden_TE = self._forward(inputs)
         logits_TV = self._logits(hidden_TE)
-        ids_BN = logits_TV.argmax(-1).view(len(slots_B), -1)
+        ids_BN = self._ops["greedy_tokens"](logits_TV).view(len(slots_B), -1)
         return Round(given, inputs, starts_B, counts_B, drafts_BK, hidden_TE, logits_TV, ids_BN)
 
     def _draft(self, round_: Round) -> None:
         given, ids_BN, tokens = round_.given, round_.ids_BN, self._batch.tokens
-        slots_B, place_K = given[SLOTS], torch.arange(self._width, device=given.device)
-        same_BK = (round_.drafts_BK == ids_BN[:, :-1]) & (place_K < round_.counts_B.unsqueeze(1))
-        kept_B = same_BK.long().cumprod(1).sum(1)
-        last_B = ids_BN.gather(1, kept_B.unsqueeze(1)).squeeze(1)
-        ends_B = round_.starts_B + 1 + kept_B
-        tokens[slots_B, ends_B] = last_B.int()
-        self._known[slots_B] = ends_B + 1
-        # What was sampled in the place of a draft that is kept is the draft.
-        counted_BN = torch.arange(1 + self._width, device=given.device) <= kept_B.unsqueeze(1)
-        next_BK = self._next_drafts(round_, kept_B, last_B)
-        self._proposed[slots_B] = (next_BK >= 0).sum(1)
-        owner_B1, places_BK = slots_B.unsqueeze(1), ends_B.unsqueeze(1) + 1 + place_K
-        stored_BK = tokens[owner_B1, places_BK].long()
-        tokens[owner_B1, places_BK] = torch.where(next_BK < 0, stored_BK, next_BK).int()
-        round_.result = torch.cat((torch.where(counted_BN, ids_BN, -1), next_BK), 1)
+        slots_B, starts_B = given[SLOTS], round_.starts_B
+        kept_B, last_B = self._ops["keep_tokens"](
+            tokens, self._known, slots_B, starts_B, round_.counts_B, round_.drafts_BK, ids_BN
+        )
+        room_B = torch.minimum(given[ROOM], self._max_length - 2 - starts_B - kept_B)
+        found_BK = self._found(round_, kept_B, last_B, room_B)
+        round_.result = self._ops["end_round"](
+            tokens, self._proposed, slots_B, starts_B, kept_B, room_B, ids_BN, found_BK, self._vocab_size
+        )
 
-    def _next_drafts(self, round_: Round, kept_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-        """Return [B, K] what the drafter proposes, -1 from the first that is no token or has no room on."""
+    def _found(self, round_: Round, kept_B: torch.Tensor, last_B: torch.Tensor, room_B: torch.Tensor) -> torch.Tensor:
+        """Return [B, K] what the drafter proposes."""
         assert self._drafter is not None, "rounds without a drafter end before"
-        given, count = round_.given, len(kept_B)
-        behind_B = round_.starts_B + 2 + kept_B
-        room_B = torch.minimum(given[ROOM], self._max_length - behind_B).clamp(min=0)
+        count, hidden_TE = len(kept_B), round_.hidden_TE
         taps: Mapping[int, torch.Tensor] = round_.inputs.taps
-        found_BK = self._drafter.draft(
+        return self._drafter.draft(
             DraftRound(
-                slots=given[SLOTS],
+                slots=round_.given[SLOTS],
                 starts=round_.starts_B,
                 kept=kept_B,
                 room=room_B,
                 last_tokens=last_B,
-                hidden=round_.hidden_TE.view(count, -1, round_.hidden_TE.shape[-1]),
+                hidden=hidden_TE.view(count, -1, hidden_TE.shape[-1]),
                 taps=[taps[layer].view(count, -1, taps[layer].shape[-1]) for layer in self._drafter.taps],
                 tokens=self._batch.tokens,
                 num_drafts=self._width,
+                rows=self._numbers[:count],
+                places=self._numbers[: self._width],
             )
         )
-        place_K = torch.arange(self._width, device=given.device)
-        legal_BK = (found_BK >= 0) & (found_BK < self._vocab_size) & (place_K < room_B.unsqueeze(1))
-        return torch.where(legal_BK.long().cumprod(1) > 0, found_BK, -1)

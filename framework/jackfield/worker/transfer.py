@@ -34,8 +34,10 @@ class Transfer:
         return self.send(array.astype(np.int64))
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a host tensor into which ``tensor`` is being copied; wait for the device before reading it."""
+        """Return a host tensor into which ``tensor`` is being copied; wait for the device before reading it. What the
+        caller does to ``tensor`` behind that changes nothing.
+        """
         if self._local:
-            return tensor
+            return tensor.clone()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)

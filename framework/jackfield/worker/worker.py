@@ -11,6 +11,8 @@ from torch import nn
 
 from jackfield.distributed import SingleCommunicator
 from jackfield.interfaces import (
+    SAMPLING_OPS,
+    STEP_OPS,
     Drafter,
     DrafterEnv,
     GraphApi,
@@ -27,7 +29,6 @@ from jackfield.kv_cache.planning import page_bytes
 from jackfield.loader import load_projection
 from jackfield.protocol import Recordings, SchedulerOutput
 from jackfield.sampling import SamplingState
-from jackfield.sampling.sampler import Draw
 from jackfield.worker.build import WorkerSpec, attention_env, build_model
 from jackfield.worker.compaction import Compactor
 from jackfield.worker.draft_model import PagedDraftModel, join
@@ -67,7 +68,10 @@ class Worker:
         transfer = Transfer(device)
         max_length = plan.max_model_len + spec.num_drafts
         typed = spec.model_config.token_types > 1
-        batch = InputBatch(spec.max_num_seqs, max_length, spec.block_size, plan.groups, transfer, typed=typed)
+        self._ops = {name: self._op(name) for name in (*STEP_OPS, *SAMPLING_OPS)}
+        batch = InputBatch(
+            spec.max_num_seqs, max_length, spec.block_size, plan.groups, transfer, typed=typed, ops=self._ops
+        )
         spare = self._backup_pages(plan.groups)
         caches = allocate_cache(replace(plan, num_blocks=plan.num_blocks + spare), device)
         backup = StateBackup(plan.groups, caches, plan.num_blocks, spec.max_num_seqs) if spare else None
@@ -92,7 +96,7 @@ class Worker:
             slots=spec.max_num_seqs,
             logprobs_mode=spec.config.get("sampling.logprobs_mode"),
             features=FeatureTable(transfer, getattr(torch, spec.dtype), spec.model_config.hidden_size),
-            draw=self._draw(),
+            draw=self._ops["draw_tokens"],
             pooler=Pooler(spec.pooler, self._heads(spec.pooler, model)) if spec.pooler else None,
         )
         self._runner = ModelRunner(parts)
@@ -141,9 +145,9 @@ class Worker:
         built = ((c.name, c.build(LogitsEnv(vocab_size, device, settings))) for c, settings in self.spec.processors)
         return dict(built)
 
-    def _draw(self) -> Draw:
-        provider, request, settings = self.spec.ops["draw_tokens"]
-        return provider.build("draw_tokens", request, settings)
+    def _op(self, name: str) -> Callable[..., Any]:
+        provider, request, settings = self.spec.ops[name]
+        return provider.build(name, request, settings)
 
     def _speculation_limits(self, max_length: int) -> SpeculationLimits:
         spec = self.spec
@@ -191,7 +195,7 @@ class Worker:
         if api is None or not able or parts.pooler is not None:
             return
         largest = min(spec.max_num_seqs, spec.max_num_batched_tokens)
-        graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest)
+        graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest, self._ops)
         pieces = PiecewiseGraphs(
             api,
             parts.model,
@@ -219,6 +223,7 @@ class Worker:
             (*(size for size in ROUND_SIZES if size < most), most),
             spec.model_config.vocab_size,
             max_length,
+            self._ops,
             parts.drafter if spec.rounds_drafted else None,
         )
 

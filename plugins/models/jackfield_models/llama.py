@@ -127,7 +127,6 @@ def gguf_decoder_config(metadata: Mapping[str, Any], tensors: Mapping[str, tuple
         "rope_theta": float(key("rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
-        "dtype": "float32",
     }
     kind = metadata.get(f"{arch}.rope.scaling.type", "none")
     if kind not in ("none", ""):

@@ -10,6 +10,7 @@ from jackfield.interfaces import (
     QUANTIZING_OPS,
     ROUTING_OPS,
     SAMPLING_OPS,
+    STEP_OPS,
     Band,
     OpRequest,
     OpsProvider,
@@ -23,7 +24,7 @@ class TorchOps(OpsProvider):
 
     name = "torch"
     summary = "torch references of all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS})
+    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS, *STEP_OPS})
 
     @classmethod
     def preference(cls, request: OpRequest) -> Preference:

@@ -11,6 +11,7 @@ from jackfield.interfaces import (
     QUANTIZING_OPS,
     ROUTING_OPS,
     SAMPLING_OPS,
+    STEP_OPS,
     Band,
     OpRequest,
     OpsProvider,
@@ -29,7 +30,7 @@ class TritonOps(OpsProvider):
 
     name = "triton"
     summary = "fused Triton kernels for all ops"
-    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS})
+    kinds: ClassVar[frozenset[str]] = frozenset({*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS, *STEP_OPS})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
@@ -62,7 +63,8 @@ class TritonOps(OpsProvider):
             return draw_tokens
         from jackfield_ops.triton_launch import LAUNCHERS
         from jackfield_ops.triton_route import route_experts
+        from jackfield_ops.triton_step import LAUNCHERS as AROUND
 
         capability = (0, 0) if request.device is None else request.device.capability
-        launcher = route_experts if op in ROUTING_OPS else LAUNCHERS[op]
+        launcher = {**LAUNCHERS, **AROUND, "route_experts": route_experts}[op]
         return partial(launcher, pdl=pdl_of(capability, settings.values.get("pdl", True)))

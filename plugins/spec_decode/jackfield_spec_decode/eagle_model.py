@@ -35,11 +35,13 @@ class EagleLayer(nn.Module):
 
     def forward(
         self, x_TW: torch.Tensor, residual_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
-        """Return the residual stream behind the layer, from what attention takes and the stream before."""
-        stream_TE = residual_TE + self.o(self.attention(self.qkv(x_TW), positions_T, ctx))
-        out_TE: torch.Tensor = stream_TE + self.down(self.activation(self.up(self.post_norm(stream_TE))))
-        return out_TE
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the layer's last part adds to the residual stream, and the stream before that, from what
+        attention takes and the stream before the layer.
+        """
+        mixed_TE = self.o(self.attention(self.qkv(x_TW), positions_T, ctx))
+        normal_TE, stream_TE = self.post_norm.add(mixed_TE, residual_TE)
+        return self.down(self.activation(self.up(normal_TE))), stream_TE
 
 
 class EagleModule(nn.Module):
@@ -68,7 +70,9 @@ class EagleModule(nn.Module):
         """Return features and states behind each token: ``embeds`` are of the tokens behind those of ``features``."""
         x_TE = self.fc(torch.cat((embeds_TE, features_TE), -1))
         for index, layer in enumerate(self.layers):
-            x_TE = layer(x_TE if index == 0 else self.norms[index - 1](x_TE), x_TE, positions_T, ctx)
+            normal_TE = x_TE if index == 0 else self.norms[index - 1](x_TE)
+            added_TE, stream_TE = layer(normal_TE, x_TE, positions_T, ctx)
+            x_TE = stream_TE + added_TE
         return x_TE, x_TE
 
     def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
@@ -109,8 +113,8 @@ class Eagle3Module(EagleModule):
     ) -> Result:
         """See EagleModule."""
         x_TW = torch.cat((self.input_norm(embeds_TE), self.hidden_norm(features_TE)), -1)
-        stream_TE = self.layer(x_TW, features_TE, positions_T, ctx)
-        return stream_TE, self.norm(stream_TE)
+        normal_TE, stream_TE = self.norm.add(*self.layer(x_TW, features_TE, positions_T, ctx))
+        return stream_TE, normal_TE
 
     def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
         """Return logits [B, V] over the target's vocabulary: ``d2t`` is how far each token's id lies behind."""

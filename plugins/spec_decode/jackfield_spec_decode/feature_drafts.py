@@ -83,26 +83,27 @@ class FeatureDrafts:
         """Return drafts [B, K], each the likeliest behind the one before it, -1 where there is no room. N is the tokens
         of each sequence in the round.
         """
-        count, width = step.hidden.shape[:2]
-        place_N = torch.arange(width, device=step.kept.device)
-        near_BN = step.starts.unsqueeze(1) + 1 + place_N < self._model.max_length
-        begun = self._model.recorded(step.slots, step.starts, near_BN & (place_N <= step.kept.unsqueeze(1)))
+        width = step.num_drafts + 1
+        near_B = torch.minimum(step.kept + 1, self._model.max_length - 1 - step.starts)
+        begun = self._model.recorded(step.slots, step.starts, near_B, width)
         given = torch.cat(list(step.taps), -1) if step.taps else step.hidden
         features_TE, states_TE = self._module(
             self._target.embed(begun.next_ids), self._module.fuse(given.flatten(0, 1)), begun.positions, begun.context
         )
-        last_B = torch.arange(count, device=place_N.device) * width + step.kept
+        last_B = step.rows * width + step.kept
         features_BE, states_BE = features_TE[last_B], states_TE[last_B]
-        ends_B = step.starts + 1 + step.kept
-        room_B = torch.minimum(step.room, self._model.max_length - ends_B)
+        before_B = step.starts + step.kept
+        room_B = torch.minimum(step.room, self._model.max_length - 1 - before_B)
         ids = [self._likeliest(states_BE)]
         for place in range(1, step.num_drafts):
-            begun = self._model.recorded(step.slots, ends_B + place - 1, (place < room_B).unsqueeze(1))
+            # What is drafted at a place is computed one token before it.
+            begun = self._model.recorded(step.slots, before_B, room_B, shift=place)
             embeds_BE = self._target.embed(ids[-1])
             features_BE, states_BE = self._module(embeds_BE, features_BE, begun.positions, begun.context)
             ids.append(self._likeliest(states_BE))
+        # Where the draft model ends before the target does, there is less room than the step says.
         ids_BK = torch.stack(ids, 1)
-        return ids_BK.masked_fill(torch.arange(step.num_drafts, device=ids_BK.device) >= room_B.unsqueeze(1), -1)
+        return ids_BK.masked_fill(step.places >= room_B.unsqueeze(1), -1)
 
     def _likeliest(self, states_BE: torch.Tensor) -> torch.Tensor:
         # A head over a part of the vocabulary need not make logits over all of it.

@@ -90,8 +90,7 @@ class HeadsDrafter(Drafter):
         """See Drafter."""
         import torch
 
-        rows_B = torch.arange(len(step.kept), device=step.kept.device)
-        state_BE, last_B, ids = step.hidden[rows_B, step.kept], step.last_tokens, []
+        state_BE, last_B, ids = step.hidden[step.rows, step.kept], step.last_tokens, []
         for place in range(step.num_drafts):
             state_BE, logits_BV = self._module.step(place, state_BE, last_B)
             last_B = logits_BV.argmax(-1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from jackfield.interfaces import OPS, QUANTIZING_OPS, ROUTING_OPS, SAMPLING_OPS, OpRequest, Settings
+from jackfield.interfaces import OPS, QUANTIZING_OPS, ROUTING_OPS, SAMPLING_OPS, STEP_OPS, OpRequest, Settings
 from jackfield.layers.functional import REFERENCES
 from jackfield_ops.torch_ops import TorchOps
 
@@ -36,7 +36,7 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 
 
 def test_every_published_op_has_a_reference() -> None:
-    assert set(REFERENCES) == {*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS} == set(TorchOps.kinds)
+    assert set(REFERENCES) == {*OPS, *QUANTIZING_OPS, *SAMPLING_OPS, *ROUTING_OPS, *STEP_OPS} == set(TorchOps.kinds)
     for op in OPS:
         assert TorchOps.build(op, OpRequest(kind=op), Settings()) is REFERENCES[op]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from plain_attention import Exact, Plain, Preparing, Unable
+from recording_platform import RecordingPlatform
 from safetensors.torch import save_file
 
 from jackfield import LLM
-from plain_attention import Exact, Plain, Preparing, Unable
-from recording_platform import RecordingPlatform
 
 VOCAB, WIDTH, INNER, HEADS, KV_HEADS, SIZE, LAYERS = 96, 32, 48, 4, 2, 8, 2
 CONFIG: dict[str, Any] = {

@@ -193,7 +193,9 @@ def test_rounds_of_any_parameters_give_what_decoding_gives(start: Start, overlap
     for found, output in zip(llm.generate(prompts, params), expected, strict=True):
         assert found.outputs[0].token_ids == output.outputs[0].token_ids
         for mine, other in zip(found.outputs[0].logprobs or [], output.outputs[0].logprobs or [], strict=True):
-            assert {i: e.logprob for i, e in mine.items()} == pytest.approx({i: e.logprob for i, e in other.items()}, abs=1e-4)
+            assert {i: e.logprob for i, e in mine.items()} == pytest.approx(
+                {i: e.logprob for i, e in other.items()}, abs=1e-4
+            )
 
 
 def test_few_blocks_make_requests_wait_and_change_nothing(start: Start) -> None:
