@@ -124,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
     add("--single", type=int, default=24, help="held-out prompts, one at a time")
     add("--copies", type=int, default=12, help="copies, one at a time")
     add("--concurrent", type=int, default=256, help="held-out prompts at once")
+    add("--repeats", type=int, default=1, help="of each measurement")
     add("--measured-temperature", type=float, default=0.0)
     add("--fixed", action="store_true", help="always draft the full number (speculative.adaptive: false)")
     add("--part", default="", help=argparse.SUPPRESS)
@@ -244,8 +245,8 @@ def measure(args: argparse.Namespace, method: str) -> None:
         ("copy", copies, 1),
         ("concurrent", held[: args.concurrent], args.concurrent),
     ):
-        if texts:
-            say(part="measure", method=method, work=work, **timed(args, llm, chats(llm, texts), at_once))
+        for run in range(args.repeats if texts else 0):
+            say(part="measure", method=method, work=work, run=run, **timed(args, llm, chats(llm, texts), at_once))
     llm.shutdown()
 
 

@@ -62,18 +62,42 @@ class Drafting:
         (self._rounds or self._lengths).fill(slot, steady=steady)
         self._stale[slot] = self._follows and self._rounds is not None and self._rounds.hopeless(sequences)
 
-    def limits_of(self, slots: Ints, samples: Bools) -> Ints:
+    def settle(self, slots: Ints, counts: Ints, starts: Ints, retired: int) -> tuple[Bools, Ints | None, Ints | None]:
+        """Return [B] which sequences of a step sample, [B] drafts of each, and [B] how many it may have next; None for
+        both in a plain step, which may be a recorded one.
+
+        Args:
+            slots, counts, starts: [B]. retired: the last step that was accounted.
+        """
+        table, ends = self._table, starts + counts
+        plain = self._rounds is not None and self._rounds.hopeless(len(slots)) and not self.in_flight(retired)
+        if not self._width or (plain and not table.num_drafts.any()):
+            return ends == table.known[slots], None, None
+        drafts = np.minimum(table.num_drafts[slots], np.maximum(counts - 1, 0))
+        samples = ends - drafts == table.known[slots]
+        limits = self._limits(slots, samples)
+        if len(slots) and (drafts.any() or limits.any() or self.in_flight(retired)):
+            return samples, drafts, limits
+        return samples, None, None
+
+    def _limits(self, slots: Ints, samples: Bools) -> Ints:
         """Return [B] most drafts to propose for each sequence after the step."""
-        limits = np.zeros(len(slots), dtype=np.int32)
-        mine = slots[samples]
-        wanted = self._lengths.choose(mine) if self._rounds is None else self._rounds.choose(mine, ~self._stale[mine])
+        limits, mine = np.zeros(len(slots), dtype=np.int32), slots[samples]
+        able = ~self._stale[mine]
+        if not able.any():
+            return limits
+        wanted = self._lengths.choose(mine) if self._rounds is None else self._rounds.choose(mine, able)
         # The step gives a token at least: drafts past the end of a sequence could never be used.
         room = self._table.total[mine] - self._table.known[mine] - 2
         limits[samples] = np.clip(np.minimum(wanted, room), 0, None)
         return limits
 
-    def unseen(self, slots: Ints) -> Bools | None:
-        """Return [B] which sequences the drafter need not be shown any more; None: it sees all."""
+    def unseen(self, slots: Ints, counts: Ints) -> Bools | None:
+        """Return [B] which sequences the drafter need not be shown any more; None: it sees all, or nothing of a step of
+        single tokens.
+        """
+        if not self._follows or not len(slots) or counts[-1] == 1:
+            return None
         stale = self._stale[slots]
         return stale if stale.any() else None
 
@@ -86,15 +110,30 @@ class Drafting:
         accounted, and those that it asks for as proposed.
         """
         if plan.num_drafts is None:
-            if self._follows and len(plan.slots) and plan.samples.all() and (plan.counts == 1).all():
+            if self._follows and len(plan.slots) and plan.counts[-1] == 1:
                 self._stale[plan.slots] = True
             return
         table, slots = self._table, plan.slots
-        if self._rounds is not None and plan.draft_limits is not None:
-            table.known[slots] += plan.num_drafts
+        if self._rounds is None or plan.draft_limits is None:
+            return
+        table.known[slots] += plan.num_drafts
+        if self._is_round(plan):
             self._last_round = plan.step_id
             room = table.total[slots] - table.known[slots] - 1
             table.num_drafts[slots] = np.clip(np.minimum(plan.draft_limits, room), 0, None)
+
+    def is_certain(self, plan: SchedulerOutput) -> bool:
+        """Return whether it is known where a planned step's sequences stand behind it, and that none has drafts then:
+        where rounds draft, other steps do not.
+        """
+        drafts = plan.num_drafts
+        return drafts is None or (self._rounds is not None and not drafts.any() and not self._is_round(plan))
+
+    def _is_round(self, plan: SchedulerOutput) -> bool:
+        """Return whether a step with drafts is a recorded round."""
+        assert self._rounds is not None and plan.num_drafts is not None
+        ready = bool(plan.samples.all()) and bool((plan.counts == 1 + plan.num_drafts).all())
+        return ready and self._rounds.fits(len(plan.slots))
 
     def measure(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Learn what steps of running sequences cost."""
@@ -141,6 +180,8 @@ class Drafting:
         step already have theirs.
         """
         table, rows = self._table, plan.slots[plan.samples]
+        if drafts is None and not table.num_drafts.any():
+            return
         if drafts is not None:
             self._asked[rows[alive]] = (drafts[alive] >= 0).sum(axis=1)
         alive = alive & (table.last_step[rows] == plan.step_id)

@@ -41,7 +41,8 @@ class RoundLengths:
         self.acceptance = Acceptance(slots)
         self._steady = np.zeros(slots, dtype=np.bool_)
         self._rounds, self._decodes = dict(recordings.rounds), dict(recordings.decodes)
-        self._slots, self._allowed = slots, max(self._rounds) if adaptive else slots
+        self._slots, self._largest = slots, max(self._rounds)
+        self._allowed = self._largest if adaptive else slots
         if largest_batch is not None:
             self._allowed = min(self._allowed, largest_batch)
 
@@ -53,6 +54,10 @@ class RoundLengths:
     def hopeless(self, sequences: int) -> bool:
         """Return whether so many sequences, of which not all need run at once, are too many for drafts."""
         return min(sequences, self._slots) > self._allowed
+
+    def fits(self, sequences: int) -> bool:
+        """Return whether rounds of so many sequences are recorded."""
+        return 0 < sequences <= self._largest
 
     def measure(self, sequences: int, seconds: float, *, drafts: bool) -> None:
         """Take what a step took."""

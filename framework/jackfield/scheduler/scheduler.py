@@ -138,7 +138,7 @@ class Scheduler:
         """Return whether a step in flight must be accounted before the next is planned: where its drafts decide what
         the next one is. A round that ``leads`` tells the device all that another round of its sequences needs.
         """
-        if plan.num_drafts is None:
+        if self._drafting.is_certain(plan):
             return False
         steady = leads and not self.paused and not (self._free_slots and self._waiting.first())
         wanted = plan.draft_limits is not None and bool(plan.draft_limits.any())
@@ -309,17 +309,7 @@ class Scheduler:
         slots = np.array(draft.slots, dtype=np.int32)[order]
         counts = counts[order]
         starts = table.computed[slots]
-        num_drafts = np.minimum(table.num_drafts[slots], np.maximum(counts - 1, 0)) if self.limits.num_drafts else None
-        ends = starts + counts - (0 if num_drafts is None else num_drafts)
-        samples = ends == table.known[slots]
-        draft_limits = None if num_drafts is None else self._drafting.limits_of(slots, samples)
-        ahead = self._drafting.in_flight(self._retired)
-        if (
-            draft_limits is not None
-            and num_drafts is not None
-            and not (num_drafts.any() or draft_limits.any() or ahead)
-        ):
-            num_drafts = draft_limits = None  # a plain step, which may be a recorded one
+        samples, num_drafts, draft_limits = self._drafting.settle(slots, counts, starts, self._retired)
         plan = SchedulerOutput(
             step_id=self._step,
             slots=slots,
@@ -333,8 +323,8 @@ class Scheduler:
             num_drafts=num_drafts,
             draft_parents=self._drafting.parents_of(slots, num_drafts),
             draft_limits=draft_limits,
-            ahead=ahead and len(slots) > 0,
-            unseen=self._drafting.unseen(slots),
+            ahead=num_drafts is not None and self._drafting.in_flight(self._retired),
+            unseen=self._drafting.unseen(slots, counts),
         )
         table.computed[slots] += counts
         table.known[slots[samples]] += 1

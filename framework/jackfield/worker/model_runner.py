@@ -213,7 +213,7 @@ class ModelRunner:
             as_logits=self._sampler.as_logits,
         )
         pending = self._sample_any(plan, inputs, hidden_TE)
-        if plan.num_drafts is None or not plan.samples.any():
+        if not self._verifies(plan):
             self._follow(plan, plan.counts, inputs, hidden_TE)
         pending.prompt_logprobs = scores
         return pending
@@ -235,12 +235,23 @@ class ModelRunner:
         parts = self._parts
         if not plan.samples.any():
             return _nothing_sampled(plan)
-        if plan.num_drafts is not None:
+        if self._verifies(plan):
             return self._sample_with_drafts(plan, inputs, hidden_TE)
         rows = np.flatnonzero(plan.samples)
         hidden_RE = hidden_TE.index_select(0, parts.transfer.send(inputs.ends[rows] - 1))
         logits = parts.model.logits(hidden_RE)
         return self._sample(plan, logits, plan.slots[rows], (plan.starts + plan.counts)[rows])
+
+    def _verifies(self, plan: SchedulerOutput) -> bool:
+        """Return whether a step that is no recorded round verifies drafts or makes some."""
+        if plan.num_drafts is None or not plan.samples.any():
+            return False
+        return bool(plan.num_drafts.any()) or not self._drafts_later(plan)
+
+    def _drafts_later(self, plan: SchedulerOutput) -> bool:
+        """Return whether drafting is left to the next round, which lacks nothing of this step then."""
+        rounds, speculation = self._parts.rounds, self._speculation
+        return rounds is not None and rounds.drafts and speculation is not None and not speculation.draws(plan.slots)
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         parts = self._parts
@@ -353,8 +364,8 @@ class ModelRunner:
         speculation.observe(places, accepted)
         lengths = places.known + (tokens >= 0).sum(1, dtype=np.int32)
         wanted = None if plan.draft_limits is None else plan.draft_limits[places.rows]
-        if parts.rounds is not None and parts.rounds.drafts and not speculation.draws(plan.slots):
-            return PendingStep(lambda: output)  # the next round drafts, and nothing of this one is lacking then
+        if self._drafts_later(plan):
+            return PendingStep(lambda: output)
         began = time.monotonic()
         # Behind the drafts that were kept is the state that the last token was sampled from.
         every = np.arange(len(accepted))

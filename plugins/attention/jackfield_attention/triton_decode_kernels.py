@@ -41,19 +41,45 @@ def _merge(
 
 
 @triton.jit
-def _merge_rows(
-    parts, bests, totals, slot, active, out, start, count, kv_head, out_token, out_head, sinks,
-    GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, VALID: tl.constexpr, SPLITS: tl.constexpr,
-    SINKS: tl.constexpr,
+def _merge_heads(
+    parts, bests, totals, slot, active, out, sequence, kv_head, out_token, out_head, sinks,
+    GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Put the parts of all rows of a sequence and cache head together."""
-    for row in range(GROUP * count):
-        head = kv_head * GROUP + row % GROUP
-        out_row = out + (start + row // GROUP).to(tl.int64) * out_token + head * out_head
+    """Put the parts of one token's heads together, head by head."""
+    for row in range(GROUP):
+        head = kv_head * GROUP + row
+        out_row = out + sequence.to(tl.int64) * out_token + head * out_head
         sink = 0.0
         if SINKS:
             sink = tl.load(sinks + head).to(tl.float32)
-        _merge(parts, bests, totals, slot, active, out_row, sink, row, D, WIDTH, VALID, SPLITS, SINKS)
+        _merge(parts, bests, totals, slot, active, out_row, sink, row, D, WIDTH, GROUP, SPLITS, SINKS)
+
+
+@triton.jit
+def _merge_rows(
+    parts, bests, totals, slot, active, out_rows, sinks, head, valid, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, VALID: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Put the parts of all rows together, CHUNK splits at a time: one row after another would take as long as there
+    are rows.
+    """
+    row, column, split = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, SPLITS)
+    index = (slot + split)[:, None] * VALID + row[None, :]
+    here = (split < active)[:, None] & (row < VALID)[None, :]
+    best = tl.load(bests + index, mask=here, other=-1.0e30, cache_modifier=".cg")
+    total = tl.load(totals + index, mask=here, other=0.0, cache_modifier=".cg")
+    highest = tl.max(best, 0)
+    whole = tl.sum(total * tl.math.exp2(best - highest[None, :]), 0)
+    mixed = tl.zeros((ROWS, WIDTH), tl.float32)
+    few = tl.arange(0, CHUNK)
+    for first in range(0, active, CHUNK):
+        at = (slot + first + few)[:, None] * VALID + row[None, :]
+        real = (first + few < active)[:, None] & (row < VALID)[None, :]
+        mask = real[:, :, None] & (column < D)[None, None, :]
+        part = tl.load(parts + at[:, :, None] * D + column[None, None, :], mask=mask, other=0.0, cache_modifier=".cg")
+        some = tl.load(bests + at, mask=real, other=-1.0e30, cache_modifier=".cg")
+        mixed += tl.sum(part * tl.math.exp2(some - highest[None, :])[:, :, None], 0)
+    _store_whole(mixed, highest, whole, out_rows, sinks, head, valid, D, WIDTH, SINKS)
 
 
 @triton.jit
@@ -124,6 +150,7 @@ def decode_kernel(
         tl.extra.cuda.gdc_wait()
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     VALID: tl.constexpr = GROUP * QUERY
+    CHUNK: tl.constexpr = 8192 // (ROWS * WIDTH) if ROWS * WIDTH < 8192 else 1
     length = tl.load(lengths + sequence)
     if QUERY == 1:
         start = sequence
@@ -166,8 +193,15 @@ def decode_kernel(
             tl.debug_barrier()
             arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel")
             if arrived == active - 1:
-                _merge_rows(
-                    parts, bests, totals, pair * splits, active, out, start, count, kv_head, out_token, out_head, sinks,
-                    GROUP, D, WIDTH, VALID, MERGE, SINKS,
-                )  # fmt: skip
+                if QUERY == 1:
+                    _merge_heads(
+                        parts, bests, totals, pair * splits, active, out, sequence, kv_head, out_token, out_head, sinks,
+                        GROUP, D, WIDTH, MERGE, SINKS,
+                    )  # fmt: skip
+                else:
+                    out_rows = out + (start + token).to(tl.int64) * out_token + head * out_head
+                    _merge_rows(
+                        parts, bests, totals, pair * splits, active, out_rows, sinks, head, valid,
+                        D, WIDTH, ROWS, VALID, MERGE, CHUNK, SINKS,
+                    )  # fmt: skip
                 tl.store(counters + pair, 0)

@@ -316,7 +316,7 @@ class DecoderModel(nn.Module):
         residual_TE: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             hidden_TE, residual_TE = layer(hidden_TE, residual_TE, positions_T, ctx)
-            if ctx.taps:
+            if index in ctx.taps:
                 ctx.tap(index, hidden_TE if residual_TE is None else hidden_TE + residual_TE)
         final_TE: torch.Tensor = enter(self.norm, hidden_TE, residual_TE, wide=self.config.wide_stream)[0]
         return final_TE
