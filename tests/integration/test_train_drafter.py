@@ -78,6 +78,41 @@ def test_drafts_get_better_and_change_no_token(
     assert rates[1] > rates[0] + 0.6
 
 
+def test_training_goes_on_from_a_checkpoint(
+    learnable: Learnable, trained: dict[str, TrainingResult], tmp_path: Path
+) -> None:
+    first = trained["eagle3"]
+    options = {"initial": str(first.folder)}
+    again = train(learnable, tmp_path / "again", "eagle3", options=options, steps=1, learning_rate=1e-12)
+    assert again.before is not None and first.after is not None and again.after is not None
+    # What lies in the file is rounded to the target's type.
+    assert again.before.accepted == pytest.approx(first.after.accepted, abs=0.02)
+    before, after = (load_file(result.folder / "model.safetensors") for result in (first, again))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[name].float(), after[name].float(), atol=1e-6) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "words"),
+    [
+        ({"initial": "nowhere"}, "--option initial", "no model.safetensors"),
+        ({"intermediate_size": 24}, "--option initial", "other sizes"),
+        ({"draft_vocab": 8}, "--draft-vocab", "a head of"),
+    ],
+)
+def test_what_training_cannot_go_on_from(
+    learnable: Learnable,
+    trained: dict[str, TrainingResult],
+    tmp_path: Path,
+    options: dict[str, Any],
+    field: str,
+    words: str,
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train(learnable, tmp_path / "again", "eagle3", options={"initial": str(trained["eagle3"].folder), **options})
+    assert caught.value.field == field and words in caught.value.message
+
+
 def shapes(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {name: (tuple(t.shape), t.dtype) for name, t in load_file(folder / "model.safetensors").items()}
 

@@ -159,6 +159,7 @@ class Eagle3Drafter(EagleDrafter):
     training_options: ClassVar[Mapping[str, Option]] = {
         "heads": Option(int, 4, "drafts in a row that are learnt: the layer is unrolled", tuple(range(1, 17))),
         "draft_vocab": Option(int, None, "tokens of the head, the text's most frequent ones"),
+        "initial": Option(str, "", "folder of a checkpoint of the same sizes, to go on from"),
         "intermediate_size": Option(int, None, "inner size of the layer; the target's where it says one"),
     }
 

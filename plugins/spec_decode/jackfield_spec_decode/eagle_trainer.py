@@ -6,14 +6,18 @@ head, K drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
 
 from jackfield.errors import ConfigError
-from jackfield.interfaces import Agreement, DraftTrainer, TrainedDraft, TrainerEnv, TrainingBatch
+from jackfield.interfaces import Agreement, DraftTrainer, Settings, TrainedDraft, TrainerEnv, TrainingBatch
 from jackfield_spec_decode.eagle import usual_taps
 from jackfield_spec_decode.eagle_network import Eagle3Network, LayerSizes
 from jackfield_spec_decode.training_goals import FADING, ROWS, Places, goal_logits, greedy, reached
@@ -44,10 +48,17 @@ class Eagle3Trainer(DraftTrainer):
             # The usual places do not exist in targets of few layers.
             behind = (1, max(1, layers // 2), layers)
         self._behind, self.taps = behind, tuple(layer - 1 for layer in behind)
-        self._ids_D = frequent(env.counts, env.settings["draft_vocab"]).to(env.device)
+        initial = read_initial(str(env.settings["initial"]), env.config.vocab_size)
+        if initial is None:
+            self._ids_D = frequent(env.counts, env.settings["draft_vocab"]).to(env.device)
+        else:
+            self._ids_D = initial.ids_D.to(env.device)
         self._sizes = layer_sizes(env, len(behind))
         self.module = self._network = Eagle3Network(self._sizes, len(self._ids_D))
-        self._begin()
+        if initial is None:
+            self._begin()
+        else:
+            initial.fill(self.module, env.settings)
         self.module.to(env.device)
 
     def losses(self, batch: TrainingBatch) -> Iterator[torch.Tensor]:
@@ -136,6 +147,65 @@ class Eagle3Trainer(DraftTrainer):
             self._env.target.embed(batch.ids), torch.cat(tuple(batch.taps), -1), self._steps
         )
         return states
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """A checkpoint to go on from: ``ids_D`` are the tokens of its head."""
+
+    folder: str
+    ids_D: torch.Tensor
+    tensors: Mapping[str, torch.Tensor]
+
+    def fill(self, module: nn.Module, settings: Settings) -> None:
+        """Put the checkpoint's numbers into a module.
+
+        Raises:
+            ConfigError: it has other sizes, or the user wants another vocabulary.
+        """
+        wanted = settings["draft_vocab"]
+        if wanted is not None and wanted != len(self.ids_D):
+            raise ConfigError(
+                f"the checkpoint that is gone on from has a head of {len(self.ids_D)} tokens",
+                field="--draft-vocab",
+                value=wanted,
+                remedy="leave it out, or begin anew",
+            )
+        try:
+            module.load_state_dict({name: tensor.float() for name, tensor in self.tensors.items()})
+        except RuntimeError as error:
+            raise self._unfit("it has other sizes, or other tensors") from error
+
+    def _unfit(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"that is no EAGLE-3 checkpoint of this target: {why}",
+            field="--option initial",
+            value=self.folder,
+            remedy="name one that was trained for the target with the same sizes",
+        )
+
+
+def read_initial(folder: str, vocab_size: int) -> Initial | None:
+    """Return what training goes on from, or None where it begins anew.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not folder:
+        return None
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise ConfigError(
+            "there is no model.safetensors to go on from",
+            field="--option initial",
+            value=folder,
+            remedy="name the folder of a checkpoint that was trained before",
+        )
+    tensors = load_file(path)
+    known = tensors.pop("t2d", None)
+    tensors.pop("d2t", None)
+    ids = torch.arange(vocab_size) if known is None else known.nonzero().flatten()
+    return Initial(folder, ids, tensors)
 
 
 def frequent(counts_V: torch.Tensor, wanted: int | None) -> torch.Tensor:
