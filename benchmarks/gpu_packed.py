@@ -1,8 +1,9 @@
 """Times products with four-bit weights on a CUDA device beside torch's with bfloat16 weights.
 
-``python benchmarks/gpu_packed.py [--rows 1 2 ...]``: one JSON object per matrix and number of rows. Work is recorded
-into a graph that goes through copies of the weight which together exceed the second-level cache; times are medians of
-replays. Bytes are those of numbers, scales and zero points.
+``python benchmarks/gpu_packed.py [--rows 1 2 ...] [--all]``: one JSON object per matrix and number of rows, of the
+launch that is chosen, and with ``--all`` of the best of many. Work is recorded into a graph that goes through copies of
+the weight which together exceed the second-level cache; times are medians of replays. ``floor_us`` is what reading
+numbers, scales of two bytes and zero points of one takes at the bandwidth that summing a large tensor reaches.
 """
 
 from __future__ import annotations
@@ -10,39 +11,31 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from jackfield_quantization.triton_packed_launch import (
     Packed,
     PackedShape,
-    counters_needed,
+    has_copy_engine,
     packed_product,
     packed_shape,
+    splits_used,
 )
-from jackfield_quantization.triton_packed_scheme import unpacked
+from jackfield_quantization.triton_packed_scheme import decoded_codes, unpacked
+from jackfield_triton.launch import pdl_of
 
 MATRICES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
 """Of an 8B model."""
 CACHED_BYTES = 256 << 20
-GROUP = 128
-REPLAYS = 9
-SHAPES = [
-    PackedShape(16, 16, 2, 2, 4),
-    PackedShape(16, 16, 4, 4, 3),
-    PackedShape(32, 16, 1, 4, 4),
-    PackedShape(32, 16, 4, 4, 3),
-    PackedShape(64, 16, 1, 4, 4),
-    PackedShape(64, 16, 2, 4, 3),
-    PackedShape(128, 64, 1, 8, 3),
-    PackedShape(128, 128, 1, 8, 4),
-    PackedShape(64, 128, 1, 4, 4),
-    PackedShape(128, 256, 1, 8, 3),
-]
-SPLITS = (0, 1, 2, 4, 8)
+GROUP, BLOCK = 128, 128
+REPLAYS = 25
+FEW = [(64, 8, 2, 4), (64, 8, 2, 3), (128, 8, 4, 3), (64, 16, 4, 4), (64, 16, 2, 5), (128, 16, 4, 4), (64, 32, 4, 4)]
+MANY = [(64, 64, 4, 4), (64, 64, 4, 5), (128, 64, 4, 3), (64, 128, 4, 3), (64, 256, 4, 3), (128, 128, 8, 3)]
+SPLITS = (1, 2, 4, 6, 8, 12, 16)
 
 
 def seconds(copies: int, work: Callable[[int], Any]) -> float:
@@ -64,19 +57,40 @@ def seconds(copies: int, work: Callable[[int], Any]) -> float:
     return statistics.median(times)
 
 
+def read_bandwidth() -> float:
+    """Return bytes a second."""
+    large = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    return float(large.nbytes / seconds(2, lambda _: large.sum()))
+
+
 def random_weight(outputs: int, inputs: int, copies: int) -> list[Packed]:
-    def numbers(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(0, high, shape, dtype=torch.uint8, device="cuda")
-
-    groups = inputs // GROUP
-    scales = torch.rand(outputs, groups, device="cuda").half() * 0.01
-    return [
-        Packed(numbers(256, outputs, inputs // 2), scales, numbers(16, outputs, groups), GROUP) for _ in range(copies)
-    ]
+    """Return weights of random numbers with one set of scales and zero points."""
+    words = (inputs // BLOCK, outputs, BLOCK // 4)
+    scales = (torch.rand(inputs // GROUP, outputs, device="cuda") * 0.01).half().float().view(torch.int32)
+    codes = scales + torch.randint_like(scales, 0, 16)
+    numbers = [torch.randint(-(1 << 15), 1 << 15, words, dtype=torch.int16, device="cuda") for _ in range(copies)]
+    return [Packed(one, codes, GROUP) for one in numbers]
 
 
-def measure(name: str, rows: int, cores: int) -> dict[str, Any]:
-    """Return what one matrix and number of rows take, with the best launch of those tried."""
+def error_of(out: torch.Tensor, x: torch.Tensor, weight: Packed) -> float:
+    """Return the relative error against the expanded weight, not rounded."""
+    scales, zeros = (found.t().repeat_interleave(GROUP, 1) for found in decoded_codes(weight.codes))
+    wanted = x.double() @ ((unpacked(weight.numbers).float() - zeros) * scales).double().t()
+    return float((out.double() - wanted).norm() / wanted.norm())
+
+
+def candidates(rows: int, inputs: int, tma: bool) -> Iterator[PackedShape]:
+    """Yield launches to try."""
+    shapes = [PackedShape(*sizes, few=True) for sizes in FEW if rows <= sizes[1] <= max(16, 2 * rows)]
+    shapes += [PackedShape(*sizes, tma=tma) for sizes in MANY if rows > 16 and sizes[1] <= max(64, 2 * rows)]
+    for shape in shapes:
+        for splits in SPLITS:
+            if splits_used(inputs // BLOCK, splits) == splits:
+                yield replace(shape, splits=splits)
+
+
+def measure(name: str, rows: int, bandwidth: float, every: bool) -> dict[str, Any]:
+    """Return what one matrix and number of rows take."""
     outputs, inputs = MATRICES[name]
     copies = max(2, CACHED_BYTES // (outputs * inputs // 2))
     weights = random_weight(outputs, inputs, copies)
@@ -84,53 +98,50 @@ def measure(name: str, rows: int, cores: int) -> dict[str, Any]:
     out = torch.empty(rows, outputs, device="cuda", dtype=torch.bfloat16)
     counters = torch.zeros(outputs * max(1, rows // 16), dtype=torch.int32, device="cuda")
     dense = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) for _ in range(max(2, copies // 4))]
-    group_of = torch.arange(inputs, device="cuda") // GROUP
-    first = weights[0]
-    wide = (unpacked(first.numbers).float() - first.zeros.float()[:, group_of]) * first.scales.float()[:, group_of]
-    packed_product(x, first, None, out, cores, counters)
-    wanted = x.double() @ wide.bfloat16().double().t()
-    error = float((out.double() - wanted).norm() / wanted.norm())
-    times: dict[str, float] = {}
-    for shape in dict.fromkeys([packed_shape(rows), *SHAPES]):
-        for splits in SPLITS if rows <= 16 else (1,):
-            try:
-                label = f"{shape} splits={splits}"
-                times[label] = seconds(
-                    copies,
-                    lambda copy, s=shape, n=splits: packed_product(  # type: ignore[misc]
-                        x, weights[copy], None, out, cores, counters, s, n
-                    ),
-                )
-            except Exception as problem:
-                times[f"{label}: {type(problem).__name__}"] = float("inf")
-    chosen = f"{packed_shape(rows)} splits={0 if rows <= 16 else 1}"
-    best = min(times, key=lambda label: times[label])
-    plain = seconds(len(dense), lambda copy: F.linear(x, dense[copy]))
-    stored = outputs * inputs // 2 + 3 * outputs * inputs // GROUP
+    capability = torch.cuda.get_device_capability()
+    tma, pdl = has_copy_engine(capability), pdl_of(capability)
+    chosen = packed_shape(rows, outputs, torch.cuda.get_device_properties(0).multi_processor_count, tma)
+    packed_product(x, weights[0], None, out, chosen, counters, pdl)
+    error = error_of(out, x, weights[0])
+    times: dict[PackedShape, float] = {}
+    for shape in dict.fromkeys([chosen, *(candidates(rows, inputs, tma) if every else ())]):
+        try:
+            times[shape] = seconds(
+                copies,
+                lambda copy, s=shape: packed_product(x, weights[copy], None, out, s, counters, pdl),  # type: ignore[misc]
+            )
+        except Exception as problem:
+            print(f"{shape}: {type(problem).__name__}", flush=True)
+    best = min(times, key=lambda shape: times[shape])
+    plain = seconds(len(dense), lambda copy: torch.mm(x, dense[copy].t(), out=out))
+    floor = (outputs * inputs // 2 + 3 * outputs * inputs // GROUP) / bandwidth
     return {
         "matrix": name,
         "rows": rows,
         "error": error,
-        "counters": counters_needed(outputs),
-        "chosen_us": times[chosen] * 1e6,
+        "us": times[chosen] * 1e6,
+        "launch": str(chosen),
         "best_us": times[best] * 1e6,
-        "best": best,
+        "best": str(best),
+        "floor_us": floor * 1e6,
         "torch_bf16_us": plain * 1e6,
-        "tb_s": stored / times[best] / 1e12,
-        "tflop_s": 2 * rows * outputs * inputs / times[best] / 1e12,
-        "torch_tflop_s": 2 * rows * outputs * inputs / plain / 1e12,
+        "of_bandwidth": floor / times[chosen],
+        "of_torch": plain / times[chosen],
     }
 
 
 def main() -> None:
+    """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 64, 256])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--matrices", nargs="+", default=list(MATRICES), choices=list(MATRICES))
+    parser.add_argument("--all", action="store_true", help="try many launches")
     args = parser.parse_args()
-    cores = torch.cuda.get_device_properties(0).multi_processor_count
+    bandwidth = read_bandwidth()
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "read_tb_s": bandwidth / 1e12}), flush=True)
     for name in args.matrices:
         for rows in args.rows:
-            print(json.dumps(measure(name, rows, cores)), flush=True)
+            print(json.dumps(measure(name, rows, bandwidth, args.all)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Times decoding over latents and with states on a CUDA device, beside the torch references.
+"""Times decoding over latents and with states, and prompts of Mamba-2, on a CUDA device, beside the torch references.
 
 ``python benchmarks/gpu_states.py``: one JSON object per case. Bytes are what must be read and written once: latents of
-all tokens, or each sequence's state twice. Launches are recorded into a graph.
+all tokens, or each sequence's state twice; of prompts, all that the kernels hand on too. Launches are recorded into a
+graph.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from jackfield.interfaces import AttentionEnv, AttentionRequest, DeviceFacts, StepLimits
+from jackfield.interfaces import AttentionEnv, AttentionRequest, DeviceFacts, OutputShard, StepLimits
 from jackfield.interfaces.plugin import Settings
+from jackfield.testing.state_cases import Piece, make_step
 from jackfield_attention.state_scans import decayed_step, delta_step, selective_step
+from jackfield_attention.torch_mamba import TorchMambaBackend
 from jackfield_attention.triton_mla import TritonMlaBackend
 from jackfield_attention.triton_mla_layer import TritonMlaLayer
 from jackfield_attention.triton_mla_metadata import MlaMetadata
+from jackfield_attention.triton_state_chunks import chunk_rows
+from jackfield_attention.triton_states import TritonStatesBackend
 from jackfield_attention.triton_states_layer import TritonStateMetadata, selective, stepped
 
 BLOCK = 64
@@ -28,15 +34,17 @@ LATENTS = [(16, 1, 4096), (16, 16, 4096), (16, 64, 1024), (16, 256, 1024), (128,
 STATES = {"mamba2": (80, 128, 64), "gdn": (32, 128, 128), "mamba1": (8192, 16, 1)}
 """Heads, keys, values; channels and states for ``mamba1``."""
 BATCHES = (1, 16, 64, 256)
+PROMPTS = [(80, 1, 128, 64, 8, 2048), (80, 1, 128, 64, 1, 2048), (80, 1, 128, 64, 1, 16384), (128, 8, 128, 64, 8, 2048)]
+"""Heads, groups, keys, values, sequences, tokens of each; the first are those of Mamba-2 2.7B."""
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def seconds(work: Callable[[], Any], repeats: int = 10) -> float:
     """Return median seconds."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(10):
+        for _ in range(repeats):
             work()
     times = []
     for _ in range(REPLAYS):
@@ -45,7 +53,7 @@ def seconds(work: Callable[[], Any]) -> float:
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / 1e4)
+        times.append(start.elapsed_time(end) / 1e3 / repeats)
     return statistics.median(times)
 
 
@@ -124,7 +132,72 @@ def states(kind: str, sequences: int) -> dict[str, Any]:
     }
 
 
+def prompts(heads: int, groups: int, keys: int, values: int, sequences: int, tokens: int) -> dict[str, Any]:
+    """Return what prompts of Mamba-2 take in bfloat16: convolution and states."""
+    device, kind, total = torch.device("cuda"), torch.bfloat16, sequences * tokens
+    channels = heads * values + 2 * groups * keys
+    cores = torch.cuda.get_device_properties(0).multi_processor_count
+    request = AttentionRequest(
+        kind="mamba2",
+        dtype="bfloat16",
+        device=DeviceFacts("cuda", capability=(9, 0), cores=cores),
+        num_heads=heads,
+        num_kv_heads=groups,
+        head_size=keys,
+        value_head_size=values,
+        extra={"conv_shards": (OutputShard("", channels),), "conv_width": 4},
+    )
+    step = make_step([Piece(i, 0, tokens) for i in range(sequences)], [(-1, i) for i in range(sequences)], device)
+    rows = torch.randn(total, channels, device=device, dtype=kind)
+    x, b, c = rows.split([heads * values, groups * keys, groups * keys], 1)
+    b, c = (part.unflatten(1, (groups, keys)) for part in (b, c))
+    given = {
+        "x": x.unflatten(1, (heads, values)),
+        "b": b,
+        "c": c,
+        "dt": torch.randn(total, heads, device=device).to(kind),
+    }
+    given |= {name: -torch.rand(heads, device=device) for name in ("a", "d", "dt_bias")}
+    weight, out, mixed = torch.randn(channels, 4, device=device).to(kind), torch.empty_like(rows), torch.empty_like(x)
+    took: dict[str, float] = {}
+    for backend, repeats in ((TritonStatesBackend, 10), (TorchMambaBackend, 1)):
+        spec = backend.cache_specs(request)[0]
+        env = AttentionEnv(request, spec, BLOCK, device, Settings())
+        layer, metadata = backend.layer(env, 0), backend.metadata_builder(env).build(step)
+        planes = {one.name: torch.zeros(sequences, *one.page_shape(BLOCK), device=device) for one in spec.planes}
+        planes["conv"] = planes["conv"].to(kind)
+        work = partial(layer.mix, given, planes, metadata, mixed.view(total, heads, values))
+        took[backend.name] = seconds(work, repeats)
+        work = partial(layer.convolve, rows, weight, None, planes, metadata, out)
+        took[f"{backend.name} conv"] = seconds(work, repeats)
+    return {"case": "prompts of mamba2", "heads": heads, "sequences": sequences, "tokens": tokens} | _rates(
+        took, chunk_rows(env), total, (heads, groups, keys, values)
+    )
+
+
+def _rates(took: dict[str, float], rows: int, tokens: int, sizes: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Return times and rates. Products are those of whole chunks; x and b are read twice, states between chunks are
+    written and read.
+    """
+    heads, groups, keys, values = sizes
+    flops = 2 * tokens * (heads * (rows * values + 2 * keys * values) + groups * rows * keys)
+    between = tokens / rows * heads * keys * values
+    moved = 2 * (tokens * (3 * heads * values + 3 * groups * keys) + 2 * between)
+    ours, convolved = took["triton_states"], took["triton_states conv"]
+    return {
+        "seconds": ours,
+        "tflop_s": flops / ours / 1e12,
+        "tb_s": moved / ours / 1e12,
+        "torch_seconds": took["torch_mamba"],
+        "conv_seconds": convolved,
+        "conv_tb_s": 4 * tokens * (heads * values + 2 * groups * keys) / convolved / 1e12,
+        "torch_conv_seconds": took["torch_mamba conv"],
+    }
+
+
 def main() -> None:
+    for shape in PROMPTS:
+        print(json.dumps(prompts(*shape)), flush=True)
     for heads, sequences, tokens in LATENTS:
         print(json.dumps(latents(heads, sequences, tokens)), flush=True)
     for kind in STATES:

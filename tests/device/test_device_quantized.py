@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from jackfield_quantization.fp8_kept import KeptCompressedTensors, KeptFp8Checkp
 from jackfield_quantization.gptq import Gptq
 from jackfield_quantization.online import Int4, Int8, Mxfp8, Nf4, OnlineSpec
 from jackfield_quantization.triton_dense import TritonDense
+from jackfield_quantization.triton_packed import TritonGptq
+from jackfield_quantization.triton_packed_launch import Packed, PackedShape, packed_product
+from jackfield_quantization.triton_packed_scheme import as_words
 
 pytestmark = pytest.mark.gpu
 OUTPUTS, INPUTS = 512, 1024
@@ -86,3 +90,49 @@ def test_products_of_converted_weights(method: Any, rows: int) -> None:
     assert float(error) < 0.12
     expected = x.double() @ weight.t()
     assert float((layer.scheme.apply(layer, x, None).double() - expected).norm() / expected.norm()) < 0.01
+
+
+@pytest.mark.parametrize("rows", [1, 9, 20, 100, 300])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_packed_weights(dtype: str, rows: int) -> None:
+    tensors, meaning = FORMATS["gptq-4-wide"].write(weight_of())
+    info = replace(info_of(tensors), dtype=dtype)
+    layer = filled(info, TritonGptq.scheme(info, TritonGptq.parse(FORMATS["gptq-4-wide"].config)), tensors)
+    assert layer.get_parameter("weight").dtype == torch.int16
+    x = torch.randn(rows, INPUTS, device="cuda", dtype=getattr(torch, dtype))
+    expected = x.double() @ meaning.to("cuda").double().t()
+    for _ in range(2):
+        error = (layer.scheme.apply(layer, x, None).double() - expected).norm() / expected.norm()
+        assert float(error) < 0.005
+
+
+LAUNCHES = {
+    "eight rows": PackedShape(64, 8, 2, 4, 2, few=True),
+    "few rows": PackedShape(64, 16, 4, 4, 3, few=True),
+    "some rows": PackedShape(64, 32, 4, 4, few=True),
+    "many rows": PackedShape(64, 64, 4, 3),
+    "many rows, parts": PackedShape(64, 64, 4, 3, 2),
+    "copy engine": PackedShape(64, 256, 4, 3, tma=True),
+    "copy engine, parts": PackedShape(64, 64, 4, 5, 3, tma=True),
+    "copy engine, tall": PackedShape(128, 64, 4, 3, tma=True),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("group", [256, 128, 64, 32, 16])
+def test_every_launch_of_packed_weights(group: int, name: str) -> None:
+    shape, outputs, inputs = LAUNCHES[name], 392, 1024
+    rows = shape.block_t - 1 if shape.few else shape.block_t + 3
+    numbers = torch.randint(0, 16, (outputs, inputs), device="cuda")
+    zeros = torch.randint(0, 17, (outputs, inputs // group), device="cuda").repeat_interleave(group, 1)
+    scales = torch.rand(outputs, inputs // group, device="cuda").bfloat16().float()
+    made = as_words(numbers - zeros, scales, group)
+    assert made is not None
+    counters = torch.zeros(64, dtype=torch.int32, device="cuda")
+    x, bias = (torch.randn(n, device="cuda", dtype=torch.bfloat16) for n in ((rows, inputs), (outputs,)))
+    expected = x.double() @ ((numbers - zeros) * scales.repeat_interleave(group, 1)).double().t() + bias.double()
+    for pdl in (False, True):
+        out = torch.full((rows, outputs), float("nan"), device="cuda", dtype=torch.bfloat16)
+        packed_product(x, Packed(*made, group), bias, out, shape, counters, pdl)
+        assert float((out.double() - expected).norm() / expected.norm()) < 0.005
+        assert not counters.any()

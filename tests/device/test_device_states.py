@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from ssd_case import BOUND, SHAPES, Ssd, convolved, draw, mixed, worst
 
 from jackfield.interfaces import AttentionRequest, DeviceFacts
 from jackfield.testing.attention_cases import Query
 from jackfield.testing.attention_shapes import STATE_SHAPES
 from jackfield.testing.latent_cases import latent_attention
 from jackfield.testing.state_cases import definition, make_inputs, run_states
+from jackfield_attention.torch_mamba import TorchMambaBackend
 from jackfield_attention.torch_mla import TorchMlaBackend
 from jackfield_attention.torch_mla_sparse import TorchMlaSparseBackend
 from jackfield_attention.triton_mla import TritonMlaBackend
@@ -75,3 +77,32 @@ def test_states_equal_the_definition(kind: str, in_place: bool) -> None:
     found = run_states(TritonStatesBackend, kind, inputs, cuts, torch.device("cuda"), in_place=in_place)
     for rows, tokens in zip(found, inputs.sequences, strict=True):
         assert error(rows, definition(kind, tokens, inputs.constants)) < 1e-4
+
+
+CHUNKS = {
+    **SHAPES,
+    "Mamba-2 2.7B": Ssd(heads=80, lengths=(1, 700, 1300, 33)),
+    "a long prompt": Ssd(heads=24, lengths=(9000,)),
+    "many prompts": Ssd(heads=16, groups=4, lengths=tuple(range(1, 60))),
+    "large pieces": Ssd(heads=16, lengths=(1000, 600), cut=257, in_place=True),
+}
+
+
+@pytest.mark.parametrize("dtype", list(BOUND))
+@pytest.mark.parametrize("name", CHUNKS)
+def test_chunks_equal_the_reference(name: str, dtype: str) -> None:
+    shape = replace(CHUNKS[name], dtype=dtype)
+    drawn = draw(shape)
+    wanted = mixed(TorchMambaBackend, shape.whole(), drawn.wide(), torch.device("cpu"))
+    bound = max(BOUND[dtype], 1e-4)
+    assert worst(mixed(TritonStatesBackend, shape, drawn, torch.device("cuda")), wanted) < bound
+
+
+@pytest.mark.parametrize("dtype", list(BOUND))
+@pytest.mark.parametrize("name", ["odd sizes", "in place", "cut after 7", "token by token", "pairs", "Mamba-2 2.7B"])
+def test_convolutions_equal_the_reference(name: str, dtype: str) -> None:
+    shape = replace(CHUNKS[name], dtype=dtype)
+    drawn = draw(shape)
+    wanted = convolved(TorchMambaBackend, shape.whole(), drawn.wide(), torch.device("cpu"))
+    bound = max(BOUND[dtype], 1e-4)
+    assert worst(convolved(TritonStatesBackend, shape, drawn, torch.device("cuda")), wanted) < bound

@@ -17,12 +17,14 @@ import torch
 import triton
 from op_checks import angles_of
 from paged_case import Case, Shape, attend, limits_of, make_case
+from step_cases import Tables
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jackfield.interfaces import (
     OPS,
     QUANTIZING_OPS,
+    STEP_OPS,
     AttentionBackend,
     AttentionEnv,
     AttentionRequest,
@@ -36,6 +38,7 @@ from jackfield.testing.attention_cases import Query, run
 from jackfield.testing.attention_cases import make_case as make_kit_case
 from jackfield.testing.attention_shapes import Shape as KitShape
 from jackfield.testing.latent_cases import DenseLayer
+from jackfield.testing.state_cases import Piece, make_step
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
 from jackfield_attention.triton_backend import TritonBackend
@@ -46,12 +49,13 @@ from jackfield_attention.triton_mla_sparse import TritonMlaSparseBackend
 from jackfield_attention.triton_states import TritonStatesBackend
 from jackfield_ops.triton_ops import TritonOps
 from jackfield_quantization.fp8_kernels import quantize_tokens, rescale
-from jackfield_quantization.triton_packed_launch import Packed, counters_needed, packed_product
+from jackfield_quantization.triton_packed_launch import Packed, counters_needed, packed_product, packed_shape
 
 POINTERS = {
     "bfloat16": "*bf16",
     "float16": "*fp16",
     "float32": "*fp32",
+    "int16": "*i16",
     "int32": "*i32",
     "int64": "*i64",
     "uint8": "*u8",
@@ -118,12 +122,18 @@ def _overlap(ptx: str, launched: bool) -> dict[str, Any]:
 def _type_of(value: Any) -> tuple[str, bool]:
     """Return the type that a launch would give an argument, and whether it is a multiple of 16."""
     if isinstance(value, torch.Tensor):
-        return POINTERS[str(value.dtype).removeprefix("torch.")], True
+        return POINTERS[_dtype_name(value)], True
+    if hasattr(value, "block_shape"):
+        return f"tensordesc<{POINTERS[_dtype_name(value.base)][1:]}{list(value.block_shape)}>", False
     if isinstance(value, float):
         return "fp32", False
     if value == 1:
         return "constexpr", False
     return "i32" if abs(value) < 1 << 31 else "i64", value % 16 == 0
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _resources(ptx: str, capability: int) -> tuple[int, int]:
@@ -158,6 +168,22 @@ def launch_ops(pdl: bool) -> None:
     norm(x.view(4, 32, 128), weight[:128], 1e-6)
 
 
+def launch_steps(pdl: bool) -> None:
+    """Launch the ops around the model."""
+    settings, device = Settings({"pdl": pdl}), DeviceFacts("cuda", capability=(9, 0))
+    ops = {op: TritonOps.build(op, OpRequest(kind=op, device=device), settings) for op in STEP_OPS}
+    tables, count, width = Tables.make(4, "cpu"), 4, 4
+    drafts, ids = tables.slots.repeat(width, 1), tables.slots[:, None].repeat(1, width + 1)
+    tokens, slots, starts = tables.tokens, tables.slots, tables.starts
+    ops["greedy_tokens"](torch.ones(count, 50_000, dtype=torch.bfloat16))
+    for counts in (None, starts):
+        ops["token_inputs"](tokens, tables.blocks, slots, starts, counts, width + 1, 16)
+    ops["begin_round"](tokens, tables.known, tables.proposed, slots, starts, starts, drafts)
+    for texts in (drafts.t().contiguous(), ids[:, 1:1]):
+        ops["keep_tokens"](tokens, tables.known, slots, starts, starts, texts, ids)
+    ops["end_round"](tokens, tables.proposed, slots, starts, starts, starts, ids, ids[:, 1:], 900)
+
+
 def launch_case(backend: type[AttentionBackend], shape: Shape, pdl: bool) -> None:
     """Launch what attends; the tensors are on no device, so the layer cannot know that it may overlap."""
     case = make_case(backend, shape)
@@ -174,7 +200,8 @@ def launch_attention(size: int, block: int, dtype: str = "bfloat16", pdl: bool =
         decode = Shape([1, 1], [200, 40], settings={"decode_splits": splits}, **sizes)
         launch_case(TritonBackend, decode, pdl)
     launch_case(TritonBackend, Shape([1, 70], [200, 90], **sizes), pdl)
-    launch_case(TritonBackend, Shape([3, 3], [200, 90], **sizes), pdl)
+    for splits in (1, 33):
+        launch_case(TritonBackend, Shape([3, 3], [200, 90], settings={"decode_splits": splits}, **sizes), pdl)
 
 
 def launch_branches() -> None:
@@ -225,15 +252,14 @@ def _gather(layer: FlashLayer, case: Case) -> None:
     layer.gather(case.cache, metadata.short, metadata.long)
 
 
-def launch_packed(rows: int, group: int) -> None:
+def launch_packed(rows: int, group: int, pdl: bool, tma: bool = True) -> None:
     """Launch a product with a weight of an 8B model in four bits."""
     outputs, inputs = 6144, 4096
-    numbers = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
-    scales = torch.zeros(outputs, inputs // group, dtype=torch.float16)
-    weight = Packed(numbers, scales, scales.to(torch.uint8), group)
+    numbers = torch.zeros(inputs // 128, outputs, 32, dtype=torch.int16)
+    weight = Packed(numbers, torch.zeros(inputs // group, outputs, dtype=torch.int32), group)
     x, out = torch.zeros(rows, inputs, dtype=torch.bfloat16), torch.zeros(rows, outputs, dtype=torch.bfloat16)
     counters = torch.zeros(counters_needed(outputs), dtype=torch.int32)
-    packed_product(x, weight, None, out, 132, counters)
+    packed_product(x, weight, None, out, packed_shape(rows, outputs, 132, tma), counters, pdl)
 
 
 LATENT = {"kind": "mla", "num_kv_heads": 1, "head_size": 192, "value_head_size": 128, "scale": 192**-0.5}
@@ -320,6 +346,37 @@ def launch_states(kind: str, heads: int, key: int, value: int, channels: int) ->
     layer.mix(_state_inputs(kind, heads, key, value), planes, metadata, out)
 
 
+def launch_chunks(dtype: str, keys: int, value: int = 64, capability: tuple[int, int] = (9, 0)) -> None:
+    """Launch two prompts beside a single token, in the sizes of Mamba-2 2.7B but for ``keys`` and ``value``. Inputs are
+    parts of what a projection and a convolution give.
+    """
+    heads, device, kind = 5120 // value, torch.device("cpu"), getattr(torch, dtype)
+    channels = 5120 + 2 * keys
+    request = AttentionRequest(
+        kind="mamba2",
+        dtype=dtype,
+        device=DeviceFacts("cuda", capability=capability, cores=132),
+        num_heads=heads,
+        num_kv_heads=1,
+        head_size=keys,
+        value_head_size=value,
+        extra={"conv_shards": (OutputShard("", channels),), "conv_width": 4},
+    )
+    env = AttentionEnv(request, TritonStatesBackend.cache_specs(request)[0], 64, device, Settings())
+    builder, layer = TritonStatesBackend.metadata_builder(env), TritonStatesBackend.layer(env, 0)
+    step = make_step([Piece(0, 7, 8), Piece(1, 0, 300), Piece(2, 20, 90)], [(1, 1), (-1, 2), (3, 3)], device)
+    builder.allocate(StepLimits(step.num_tokens, 3, 1, 512))
+    metadata = builder.build(step)
+    planes = {p.name: torch.zeros(4, *p.page_shape(64), dtype=getattr(torch, p.dtype)) for p in env.spec.planes}
+    x = torch.zeros(step.num_tokens, channels, dtype=kind)
+    layer.convolve(x, torch.zeros(channels, 4, dtype=kind), x[0], planes, metadata, torch.zeros_like(x))
+    values, b, c = x.split([5120, keys, keys], -1)
+    dt = torch.zeros(step.num_tokens, channels + heads, dtype=kind)[:, channels:]
+    tokens = {"x": values.unflatten(1, (heads, value)), "dt": dt, "b": b.unsqueeze(1), "c": c.unsqueeze(1)}
+    constants = dict.fromkeys(("a", "d", "dt_bias"), torch.zeros(heads))
+    layer.mix({**tokens, **constants}, planes, metadata, torch.zeros_like(tokens["x"]).contiguous())
+
+
 def _state_inputs(kind: str, heads: int, key: int, value: int) -> dict[str, torch.Tensor]:
     zeros = torch.zeros
     if kind == "mamba1":
@@ -339,6 +396,7 @@ def main(capability: int) -> None:
     triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
     for compiler.label, pdl in (("ops", True), ("ops, apart", False)):
         launch_ops(pdl)
+        launch_steps(pdl)
     compiler.label = "branches, apart"
     launch_branches()
     compiler.label = "fp8, apart"
@@ -347,9 +405,14 @@ def main(capability: int) -> None:
     launch_scaled_moves()
     for compiler.label, block, pdl in (("moves", 64, True), ("moves, small", 16, True), ("moves, apart", 64, False)):
         launch_moves(block, pdl)
-    for rows, group in ((1, 128), (16, 32), (48, 128), (256, 128), (256, 32)):
+    for rows, group in ((1, 128), (16, 32), (16, 128), (32, 128), (64, 128), (128, 128), (256, 128), (64, 32)):
         compiler.label = f"packed, {rows} rows, groups of {group}, apart"
-        launch_packed(rows, group)
+        launch_packed(rows, group, False)
+        if rows > 32:
+            compiler.label = f"packed, {rows} rows, groups of {group}"
+            launch_packed(rows, group, True)
+    compiler.label = "packed, without the copy engine, apart"
+    launch_packed(256, 128, False, tma=False)
     for heads, stored, splits in ((16, "bfloat16", 33), (128, "bfloat16", 1), (16, "float8_e4m3fn", 5)):
         compiler.label = f"latents, {heads} heads, {stored}, apart"
         launch_latent(heads, stored, splits)
@@ -359,6 +422,9 @@ def main(capability: int) -> None:
     for kind, (heads, key, value) in states.items():
         compiler.label = f"states, {kind}, apart"
         launch_states(kind, heads, key, value, 8192)
+    for dtype, keys, value in (("bfloat16", 128, 64), ("bfloat16", 64, 128), ("float16", 128, 64), ("float32", 16, 64)):
+        compiler.label = f"states, chunks, {dtype}, {keys} by {value}, apart"
+        launch_chunks(dtype, keys, value)
     attention: dict[str, dict[str, Any]] = {
         "head 128, block 64": {"size": 128, "block": 64},
         "head 128, block 64, apart": {"size": 128, "block": 64, "pdl": False},
@@ -376,6 +442,9 @@ def main(capability: int) -> None:
     for dtype in ("bfloat16", "float8_e4m3fn"):
         compiler.label = f"latents, {dtype}, small device, apart"
         launch_latent(128, dtype, 4, capability=(8, 9))
+    for dtype, keys in (("bfloat16", 128), ("bfloat16", 256), ("float16", 128), ("float32", 128)):
+        compiler.label = f"states, chunks, {dtype}, {keys}, small device, apart"
+        launch_chunks(dtype, keys, capability=(8, 9))
     sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
 
 

@@ -22,7 +22,8 @@ KERNELS = {
     *("write_kernel", "gather_kernel", "qk_norm_rope_write_kernel", "decode_kernel", "prefill_kernel"),
 }
 
-STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"}
+CHUNKS = {"conv_chunk_kernel", "ssd_decay_kernel", "ssd_states_kernel", "ssd_outputs_kernel"}
+STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"} | CHUNKS
 LATENTS = {
     "mla_write_kernel",
     "mla_decode_kernel",
@@ -31,8 +32,12 @@ LATENTS = {
     "index_scores_kernel",
     "sparse_decode_kernel",
 }
-KERNELS |= STATES | LATENTS | {"packed_kernel"}
-ALONE = {"quantize_kernel", "rescale_kernel", "packed_kernel"} | STATES | LATENTS
+STEPS = {
+    *("largest_parts_kernel", "largest_kernel", "token_inputs_kernel"),
+    *("begin_round_kernel", "keep_tokens_kernel", "end_round_kernel"),
+}
+KERNELS |= STEPS | STATES | LATENTS | {"packed_kernel", "packed_few_kernel"}
+ALONE = {"quantize_kernel", "rescale_kernel", "packed_few_kernel"} | STATES | LATENTS
 """Kernels that learn from their tensors' device whether they overlap, and those that never do."""
 OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"} - ALONE
 """Kernels of a decode step."""
@@ -41,8 +46,11 @@ ON_UNITS = {
     "mla_decode_kernel",
     "mla_prefill_kernel",
     "packed_kernel",
+    "packed_few_kernel",
     "index_scores_kernel",
     "sparse_decode_kernel",
+    "ssd_states_kernel",
+    "ssd_outputs_kernel",
 }
 WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel"}
 """Those that read something before they wait."""
@@ -65,20 +73,23 @@ def test_every_kernel_fits_the_device(rows: list[dict[str, Any]]) -> None:
     assert [row for row in rows if row["shared_bytes"] > SHARED_LIMIT] == []
 
 
-def test_latents_fit_devices_with_less_memory_too(rows: list[dict[str, Any]]) -> None:
+def test_latents_and_chunks_fit_devices_with_less_memory_too(rows: list[dict[str, Any]]) -> None:
     small = [row for row in rows if "small device" in row["case"]]
-    assert {row["kernel"] for row in small} == {name for name in LATENTS if name.startswith("mla_")}
+    found = {row["kernel"] for row in small} - {"conv_step_kernel", "state_step_kernel"}
+    assert found == {name for name in LATENTS if name.startswith("mla_")} | CHUNKS
     assert [row for row in small if row["shared_bytes"] > SMALL_LIMIT] == []
 
 
 def test_matrix_units_are_used(rows: list[dict[str, Any]]) -> None:
-    narrow = [row for row in rows if row["case"] != "float32"]
+    narrow = [row for row in rows if "float32" not in row["case"]]
     assert all(row["wgmma"] for row in narrow if row["kernel"] == "prefill_kernel")
     assert all(row["mma"] or row["wgmma"] for row in narrow if row["kernel"] in ON_UNITS)
+    large = [row for row in narrow if "bfloat16" in row["case"] and "small device" not in row["case"]]
+    assert all(row["wgmma"] for row in large if row["kernel"] in ("ssd_states_kernel", "ssd_outputs_kernel"))
 
 
 def test_usual_shapes_spill_nothing(rows: list[dict[str, Any]]) -> None:
-    usual = [row for row in rows if row["case"] not in ("float32", "head 256")]
+    usual = [row for row in rows if "float32" not in row["case"] and row["case"] != "head 256"]
     assert [row for row in usual if row["spilled_bytes"]] == []
 
 

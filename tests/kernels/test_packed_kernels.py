@@ -15,8 +15,16 @@ from jackfield_quantization.triton_packed import (
     TritonCompressedTensors,
     TritonGptq,
 )
-from jackfield_quantization.triton_packed_launch import Packed, PackedShape, counters_needed, packed_product
-from jackfield_quantization.triton_packed_scheme import as_bytes, in_order, unpacked
+from jackfield_quantization.triton_packed_launch import (
+    Packed,
+    PackedShape,
+    counters_needed,
+    has_copy_engine,
+    packed_product,
+    packed_shape,
+    splits_used,
+)
+from jackfield_quantization.triton_packed_scheme import as_words, decoded_codes, in_order, unpacked
 
 CASES = {
     "one row": (1, 40, 256, 128),
@@ -43,7 +51,7 @@ def random_matrix(outputs: int, inputs: int, group: int, seed: int = 0) -> Integ
 def packed_of(matrix: Integers) -> Packed:
     found = in_order(matrix)
     assert found is not None
-    made = as_bytes(*found[:3])
+    made = as_words(*found[:3])
     assert made is not None
     return Packed(*made, found[2])
 
@@ -64,21 +72,69 @@ def test_it_equals_the_expanded_product(case: str) -> None:
     counters = torch.zeros(counters_needed(outputs), dtype=torch.int32)
     for given in (None, bias):
         out = torch.full((rows, outputs), float("nan"))
-        packed_product(x, packed_of(matrix), given, out, 4, counters)
+        packed_product(x, packed_of(matrix), given, out, packed_shape(rows, outputs, 4, False), counters)
         wanted = x.double() @ wide(matrix).t()
         assert error(out, wanted if given is None else wanted + bias.double()) < 1e-6
     assert not counters.any()
 
 
-@pytest.mark.parametrize("splits", [2, 3])
-def test_parts_come_together(splits: int) -> None:
-    matrix = random_matrix(40, 512, 128)
+SHARED = {
+    "few rows": PackedShape(32, 8, 1, 2, 2, few=True),
+    "few rows, uneven": PackedShape(32, 16, 4, 2, 3, few=True),
+    "many rows": PackedShape(32, 16, 4, 2, 2),
+    "many rows, uneven": PackedShape(32, 16, 4, 2, 3),
+    "copy engine": PackedShape(32, 16, 4, 2, 2, tma=True),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("group", [128, 64])
+def test_parts_come_together(name: str, group: int) -> None:
+    matrix = random_matrix(40, 512, group)
     x, counters = torch.randn(4, 512, dtype=torch.float16), torch.zeros(2, dtype=torch.int32)
     for _ in range(2):
         out = torch.full((4, 40), float("nan"), dtype=torch.float16)
-        packed_product(x, packed_of(matrix), None, out, 4, counters, PackedShape(32, 16, 1, 4, 2), splits)
+        packed_product(x, packed_of(matrix), None, out, SHARED[name], counters)
         assert error(out, x.double() @ wide(matrix, torch.float16).t()) < 1e-3
         assert not counters.any()
+
+
+@pytest.mark.parametrize("rows", [17, 70])
+def test_the_copy_engine_stops_at_the_last_rows(rows: int) -> None:
+    matrix = random_matrix(70, 256, 128)
+    x, counters = torch.randn(rows, 256), torch.zeros(1, dtype=torch.int32)
+    out = torch.full((rows, 70), float("nan"))
+    packed_product(x, packed_of(matrix), None, out, PackedShape(64, 32, 4, 2, tma=True), counters)
+    assert error(out, x.double() @ wide(matrix).t()) < 1e-6
+
+
+def test_launches_are_those_that_were_measured() -> None:
+    chosen = {
+        (rows, outputs): packed_shape(rows, outputs, 132, True)
+        for rows in (1, 16, 32, 64, 128, 256)
+        for outputs in (4096, 6144, 24576)
+    }
+    splits = {rows: [chosen[rows, outputs].splits for outputs in (4096, 6144, 24576)] for rows, _ in chosen}
+    assert splits == {1: [8, 8, 2], 16: [4, 4, 1], 32: [4, 4, 1], 64: [4, 2, 1], 128: [4, 2, 1], 256: [2, 1, 1]}
+    assert chosen[64, 24576].block_o == 128 and chosen[64, 6144].block_o == 64
+    for (rows, outputs), shape in chosen.items():
+        assert shape.few == (rows <= 32) and shape.tma == (rows > 32) and shape.block_t >= rows
+        assert counters_needed(outputs) >= -(-outputs // shape.block_o)
+    assert packed_shape(3000, 64, 132, True).splits == packed_shape(3000, 64, 132, False).splits == 1
+    assert not packed_shape(300, 4096, 132, False).tma
+
+
+def test_splits_all_have_a_tile() -> None:
+    assert [splits_used(tiles, 8) for tiles in (1, 3, 8, 12, 32)] == [1, 3, 8, 6, 8]
+
+
+def test_the_copy_engine_is_that_of_capability_9_and_10() -> None:
+    assert [has_copy_engine(capability) for capability in ((8, 9), (9, 0), (10, 0), (12, 0))] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 METHODS = {
@@ -96,19 +152,31 @@ METHODS = {
 SHARDS = (OutputShard("q_proj", 64), OutputShard("k_proj", 32))
 
 
+def with_bfloat16_scales(
+    stored: dict[str, torch.Tensor], meaning: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the same checkpoint with scales as checkpoints of models in bfloat16 have them."""
+    scale = stored["weight_scale"].float()
+    rounded = scale.bfloat16().float()
+    repeat = meaning.shape[1] // scale.shape[1]
+    return {**stored, "weight_scale": rounded}, meaning * (rounded / scale).repeat_interleave(repeat, 1)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_checkpoints_mean_what_they_say(name: str) -> None:
     kind, tensors, meanings = FORMATS[name], {}, []
     for seed, shard in enumerate(SHARDS):
         weight = torch.randn(shard.size, 128, generator=torch.Generator().manual_seed(seed)) * (seed + 1)
         stored, meaning = kind.write(weight)
+        if name.startswith("ct-w4"):
+            stored, meaning = with_bfloat16_scales(stored, meaning)
         tensors |= named(f"{PATH}.{shard.name}", stored)
         meanings.append(meaning)
     layer = linear(METHODS[name], kind.config, tensors, 128, SHARDS)
     wanted = torch.cat(meanings)
-    kept = {parameter.dtype for parameter in layer.parameters() if parameter.dim() == 2}
+    kept = {parameter.dtype for parameter in layer.parameters()}
     # Eight bits do not fit, nor do two matrices whose inputs are in different orders.
-    assert (torch.uint8 in kept) == (name not in ("gptq-8", "ct-w8-group"))
+    assert (torch.int16 in kept) == (name not in ("gptq-8", "ct-w8-group"))
     torch.testing.assert_close(layer.scheme.dequantize(layer), wanted, rtol=1e-6, atol=1e-7)
     for shape in ((5, 128), (2, 3, 128)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(9))
@@ -118,7 +186,7 @@ def test_checkpoints_mean_what_they_say(name: str) -> None:
 def test_bytes_hold_every_number() -> None:
     matrix = random_matrix(9, 256, 32)
     packed = packed_of(matrix)
-    numbers = unpacked(packed.numbers).int() - packed.zeros.int()[:, matrix.groups]
+    numbers = unpacked(packed.numbers).int() - decoded_codes(packed.codes)[1].t().int()[:, matrix.groups]
     assert torch.equal(numbers, matrix.values.int())
 
 
@@ -135,7 +203,10 @@ def test_inputs_out_of_order_are_put_beside_one_another() -> None:
 
 def test_what_does_not_fit_is_left_alone() -> None:
     matrix = random_matrix(9, 256, 32)
-    assert as_bytes(matrix.values * 3, matrix.scales, 32) is None
-    assert as_bytes(matrix.values[:, :192], matrix.scales[:, :6], 32) is None
+    assert as_words(matrix.values * 3, matrix.scales, 32) is None
+    assert as_words(matrix.values[:, :96], matrix.scales[:, :3], 32) is None
     uneven = Integers(matrix.values, matrix.scales, torch.cat((torch.zeros(64, dtype=torch.int64), matrix.groups[64:])))
     assert in_order(uneven) is None
+    # Scales of more bits than bfloat16 and float16 have, and zero points that 128 cannot be added to.
+    assert as_words(matrix.values, matrix.scales * 1.0000001, 32) is None
+    assert as_words(matrix.values - 130, matrix.scales, 32) is None

@@ -134,6 +134,16 @@ def _see(
 
 
 @triton.jit
+def _place(query_start, sequence, QUERY: tl.constexpr):
+    """Return the first new token of a sequence, and how many it has."""
+    start, count = sequence, 1
+    if QUERY != 1:
+        start = tl.load(query_start + sequence)
+        count = tl.load(query_start + sequence + 1) - start
+    return start, count
+
+
+@triton.jit
 def decode_kernel(
     q, k, v, out, lengths, query_start, block_table, sinks, parts, bests, totals, counters, k_scale, v_scale,
     tree_base, tree_bits, tree_text, splits, scale, cap, q_token, q_head, k_page, k_head, k_token, v_page, v_head,
@@ -152,12 +162,7 @@ def decode_kernel(
     VALID: tl.constexpr = GROUP * QUERY
     CHUNK: tl.constexpr = 8192 // (ROWS * WIDTH) if ROWS * WIDTH < 8192 else 1
     length = tl.load(lengths + sequence)
-    if QUERY == 1:
-        start = sequence
-        count = 1
-    else:
-        start = tl.load(query_start + sequence)
-        count = tl.load(query_start + sequence + 1) - start
+    start, count = _place(query_start, sequence, QUERY)
     begin = 0
     if WINDOW != 0:
         begin = lowest(tl.maximum(length - count, 0), WINDOW) // TILE * TILE
@@ -183,8 +188,8 @@ def decode_kernel(
             D, WIDTH, ROWS, PAGE, TILE, WINDOW, CAPPED, TREE,
         )  # fmt: skip
         mixed = times(mixed, v_scale + kv_head, SCALED)
+        out_rows = out + (start + token).to(tl.int64) * out_token + head * out_head
         if active == 1:
-            out_rows = out + (start + token).to(tl.int64) * out_token + head * out_head
             _store_whole(mixed, best, total, out_rows, sinks, head, valid, D, WIDTH, SINKS)
         else:
             pair = sequence * tl.num_programs(1) + kv_head
@@ -199,7 +204,6 @@ def decode_kernel(
                         GROUP, D, WIDTH, MERGE, SINKS,
                     )  # fmt: skip
                 else:
-                    out_rows = out + (start + token).to(tl.int64) * out_token + head * out_head
                     _merge_rows(
                         parts, bests, totals, pair * splits, active, out_rows, sinks, head, valid,
                         D, WIDTH, ROWS, VALID, MERGE, CHUNK, SINKS,

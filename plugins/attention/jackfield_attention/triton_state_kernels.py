@@ -102,3 +102,82 @@ def conv_step_kernel(
     moved = here & (place > 0)[None, :] & (new >= 0)
     tl.store(kept + new * page + rows - 1, seen, mask=moved)
     tl.store(kept + new * page + channel * (W - 1) + W - 2, token.to(kind), mask=real & (new >= 0))
+
+
+@triton.jit
+def _begin_chunks(
+    x, weight, bias, kept, out, old, new, page, x_token, out_token, count, channel, real, W: tl.constexpr,
+    W_WIDTH: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Write the first W - 1 of ``count`` tokens, which see what was kept, and then keep the last of both."""
+    place = tl.arange(0, W_WIDTH)
+    total = tl.zeros((W_WIDTH, channel.shape[0]), tl.float32)
+    rows = channel * (W - 1)
+    for back in tl.static_range(W):
+        token = place - back
+        seen = _seen(x, kept + old * page, token, token < count, old, x_token, rows, channel, real, W, total.dtype)
+        total += seen * tl.load(weight + channel * W + W - 1 - back, mask=real, other=0.0).to(tl.float32)[None, :]
+    total = _activated(total, bias, channel, real, BIAS, SILU).to(out.dtype.element_ty)
+    first = (place < W - 1) & (place < count)
+    tl.store(out + place[:, None] * out_token + channel[None, :], total, mask=first[:, None] & real[None, :])
+    last = count - (W - 1) + place
+    kind: tl.constexpr = kept.dtype.element_ty
+    behind = _seen(x, kept + old * page, last, place < W - 1, old, x_token, rows, channel, real, W, kind)
+    # The page may be the one that was read: all of it must have been.
+    tl.debug_barrier()
+    here = (place < W - 1)[:, None] & real[None, :] & (new >= 0)
+    tl.store(kept + new * page + rows[None, :] + place[:, None], behind, mask=here)
+
+
+@triton.jit
+def _seen(x, kept, token, there, old, x_token, rows, channel, real, W: tl.constexpr, kind: tl.constexpr):
+    """Return channels of tokens: of new ones, or of the last W - 1 before them where ``token`` is negative."""
+    here = there[:, None] & real[None, :]
+    is_new = (token >= 0)[:, None]
+    fresh = tl.load(x + token.to(tl.int64)[:, None] * x_token + channel[None, :], mask=here & is_new, other=0.0)
+    place = rows[None, :] + (W - 1 + token)[:, None]
+    still = tl.load(kept + place, mask=here & (is_new == 0) & (old >= 0), other=0.0)
+    return tl.where(is_new, fresh.to(kind), still.to(kind))
+
+
+@triton.jit
+def _activated(total, bias, channel, real, BIAS: tl.constexpr, SILU: tl.constexpr):
+    if BIAS:
+        total += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)[None, :]
+    if SILU:
+        total = total / (1.0 + tl.exp(-total))
+    return total
+
+
+@triton.jit
+def conv_chunk_kernel(
+    x, weight, bias, kept, out, pages, chunks, query_start, x_token, page, out_token, C: tl.constexpr, W: tl.constexpr,
+    W_WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """The same over many tokens. Grid: (chunks, tiles of C). ``chunks`` [chunks, 2]: sequence, and first of its new
+    tokens; each has ROWS tokens, at least W - 1.
+
+    What is kept is read and written by the program of a sequence's first chunk alone, since both may be in one page.
+    """
+    chunk, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, first = tl.load(chunks + 2 * chunk).to(tl.int64), tl.load(chunks + 2 * chunk + 1)
+    start = tl.load(query_start + sequence)
+    count = tl.load(query_start + sequence + 1) - start
+    row, channel = first + tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
+    real, valid = channel < C, (row >= W - 1) & (row < count)
+    x += start.to(tl.int64) * x_token
+    out += start.to(tl.int64) * out_token
+    here = valid[:, None] & real[None, :]
+    total = tl.zeros((ROWS, TILE), tl.float32)
+    for back in tl.static_range(W):
+        values = tl.load(x + (row - back).to(tl.int64)[:, None] * x_token + channel[None, :], mask=here, other=0.0)
+        factor = tl.load(weight + channel * W + W - 1 - back, mask=real, other=0.0).to(tl.float32)
+        total += values.to(tl.float32) * factor[None, :]
+    total = _activated(total, bias, channel, real, BIAS, SILU)
+    to = out + row.to(tl.int64)[:, None] * out_token + channel[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=here)
+    if first == 0:
+        old, new = tl.load(pages + 2 * sequence), tl.load(pages + 2 * sequence + 1)
+        _begin_chunks(
+            x, weight, bias, kept, out, old, new, page, x_token, out_token, count, channel, real, W, W_WIDTH, BIAS, SILU
+        )

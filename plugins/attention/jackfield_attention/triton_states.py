@@ -1,4 +1,4 @@
-"""``triton_states``: layers with states, whose single tokens are advanced by Triton kernels."""
+"""``triton_states``: layers with states, whose single tokens, and chunks of Mamba-2, are advanced by Triton kernels."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ REFERENCES: Mapping[str, type[AttentionBackend]] = {
 
 
 class TritonStatesBackend(AttentionBackend):
-    """Single new tokens advance states in one kernel for each part of a layer; chunks are torch's matrix products."""
+    """Single new tokens advance states in one kernel for each part of a layer. Chunks of Mamba-2 and of convolutions
+    have kernels too; those of other layers are torch's matrix products.
+    """
 
     name = "triton_states"
-    summary = "states in Triton: one kernel for a token; chunks in torch"
+    summary = "states in Triton: one kernel for a token; chunks of Mamba-2 and convolutions too"
     kinds: ClassVar[frozenset[str]] = frozenset(REFERENCES)
     features: ClassVar[frozenset[str]] = frozenset({"prefill", "chunked_prefill", "decode", "mixed", "gqa"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})

@@ -9,31 +9,38 @@ import torch
 import torch.nn.functional as F
 
 from jackfield.interfaces import AttentionEnv, AttentionStep, StepLimits
-from jackfield_attention.state_steps import (
-    Inputs,
-    State,
-    StateLayer,
-    StateMetadata,
-    StateMetadataBuilder,
-    convolve_long,
-    same,
-)
+from jackfield_attention.state_steps import Inputs, State, StateLayer, StateMetadata, StateMetadataBuilder, same
 from jackfield_attention.torch_linear_layer import DeltaLayer, LinearLayer
 from jackfield_attention.torch_mamba_layer import Mamba1Layer, Mamba2Layer
-from jackfield_attention.triton_state_kernels import conv_step_kernel, selective_step_kernel, state_step_kernel
+from jackfield_attention.triton_ssd import SsdInputs, ssd
+from jackfield_attention.triton_state_chunks import Chunks, chunk_rows, chunks_of
+from jackfield_attention.triton_state_kernels import (
+    conv_chunk_kernel,
+    conv_step_kernel,
+    selective_step_kernel,
+    state_step_kernel,
+)
+from jackfield_attention.triton_tuning import FEW_CORES
 from jackfield_triton.launch import power_of_two
 
 KEYS_TILE = 4096
 """Numbers of a state that a program holds."""
 CHANNELS = 128
 """Channels of a convolution that a program takes."""
+CHUNK_CHANNELS = 64
+"""The same where it takes the tokens of a chunk."""
+TOKENS = ("x", "dt", "b", "c")
+"""Inputs of Mamba-2 that differ from token to token."""
 
 
 @dataclass(slots=True)
 class TritonStateMetadata(StateMetadata):
-    """``pages`` [B, 2] int64, contiguous: before (negative: a state of zeros) and after, as kernels read them."""
+    """``pages`` [B, 2] int64, contiguous: before (negative: a state of zeros) and after, as kernels read them.
+    ``chunks``: of the sequences with more than one new token, if there are any.
+    """
 
     pages: torch.Tensor
+    chunks: Chunks | None = None
 
 
 class TritonStateBuilder(StateMetadataBuilder):
@@ -42,6 +49,7 @@ class TritonStateBuilder(StateMetadataBuilder):
     def __init__(self, env: AttentionEnv) -> None:
         super().__init__(env)
         self._most = 0
+        self._rows = chunk_rows(env)
         self._recorded: torch.Tensor | None = None
 
     def allocate(self, limits: StepLimits) -> None:
@@ -55,7 +63,8 @@ class TritonStateBuilder(StateMetadataBuilder):
         if self._recorded is not None and step.num_decodes == count:
             self._recorded[:count].copy_(pages)
             pages = self._recorded[:count]
-        return self._made(pages.long(), step.num_decodes, step.query_start_host.tolist())
+        chunks = chunks_of(step, self._rows, self._env.device)
+        return self._made(pages.long(), step.num_decodes, step.query_start_host.tolist(), chunks)
 
     def capture(self, num_sequences: int, max_query: int) -> TritonStateMetadata:
         """See MetadataBuilder. Nothing is left behind for a sequence whose pages are negative.
@@ -70,9 +79,11 @@ class TritonStateBuilder(StateMetadataBuilder):
         return self._made(self._recorded[:num_sequences], num_sequences, list(range(num_sequences + 1)))
 
     @staticmethod
-    def _made(pages_B2: torch.Tensor, decodes: int, starts: list[int]) -> TritonStateMetadata:
+    def _made(
+        pages_B2: torch.Tensor, decodes: int, starts: list[int], chunks: Chunks | None = None
+    ) -> TritonStateMetadata:
         before, after = pages_B2.unbind(1)
-        return TritonStateMetadata(decodes, starts, before.clamp(min=0), after, before < 0, pages_B2)
+        return TritonStateMetadata(decodes, starts, before.clamp(min=0), after, before < 0, pages_B2, chunks)
 
 
 class TritonStates(StateLayer):
@@ -187,29 +198,34 @@ def convolve_both(
     out_TC: torch.Tensor,
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    """Do what ``state_steps.convolve`` does, single tokens by a kernel."""
+    """Do what ``state_steps.convolve`` does: one kernel for single tokens, one for chunks."""
     assert isinstance(metadata, TritonStateMetadata)
     channels, width = weight_CW.shape
+    tensors = (x_TC, weight_CW.contiguous(), weight_CW if bias_C is None else bias_C, plane, out_TC, metadata.pages)
+    strides = (x_TC.stride(0), plane.stride(0), out_TC.stride(0))
+    options = {
+        "C": channels,
+        "W": width,
+        "W_WIDTH": power_of_two(max(1, width - 1)),
+        "BIAS": bias_C is not None,
+        "SILU": activation is F.silu,
+    }
     if metadata.decodes:
-        conv_step_kernel[(metadata.decodes, -(-channels // CHANNELS))](
-            x_TC,
-            weight_CW.contiguous(),
-            weight_CW if bias_C is None else bias_C,
-            plane,
-            out_TC,
-            metadata.pages,
-            x_TC.stride(0),
-            plane.stride(0),
-            out_TC.stride(0),
-            C=channels,
-            W=width,
-            W_WIDTH=power_of_two(max(1, width - 1)),
-            TILE=CHANNELS,
-            BIAS=bias_C is not None,
-            SILU=activation is F.silu,
-            num_warps=4,
+        grid = (metadata.decodes, -(-channels // CHANNELS))
+        conv_step_kernel[grid](*tensors, *strides, TILE=CHANNELS, num_warps=4, **options)
+    chunks = metadata.chunks
+    if chunks is not None:
+        assert width - 1 <= chunks.rows, "what is kept lies in a sequence's first chunk"
+        conv_chunk_kernel[(len(chunks.table), -(-channels // CHUNK_CHANNELS))](
+            *tensors,
+            chunks.table,
+            chunks.query_start,
+            *strides,
+            ROWS=chunks.rows,
+            TILE=CHUNK_CHANNELS,
+            num_warps=8,
+            **options,
         )
-    convolve_long(x_TC, weight_CW, bias_C, plane, metadata, out_TC, activation)
 
 
 class TritonMamba1(TritonStates, Mamba1Layer):
@@ -217,7 +233,36 @@ class TritonMamba1(TritonStates, Mamba1Layer):
 
 
 class TritonMamba2(TritonStates, Mamba2Layer):
-    """See Mamba2Layer."""
+    """See Mamba2Layer. Chunks take the inputs as they are; only single tokens are prepared by torch."""
+
+    def mix(self, inputs: Inputs, state: State, metadata: StateMetadata, out: torch.Tensor) -> None:
+        """See RecurrentLayer. ``out`` is [T, H, V]."""
+        assert isinstance(metadata, TritonStateMetadata)
+        first = slice(0, metadata.decodes)
+        if metadata.decodes:
+            single = {name: value[first] if name in TOKENS else value for name, value in inputs.items()}
+            super().mix(single, state, metadata, out[first])
+        if metadata.chunks is not None:
+            tokens = {name: _packed(inputs[name]) for name in TOKENS}
+            constants = {name: inputs[name] for name in ("a", "d", "dt_bias")}
+            limits = self._request.extra.get("dt_limit", (0.0, float("inf")))
+            cores = (self._request.device.cores if self._request.device else 0) or FEW_CORES
+            given = SsdInputs(**tokens, **constants, limits=limits)
+            ssd(given, state["state"], metadata.pages, metadata.chunks, out, cores)
+
+    def advance(
+        self,
+        recurrence: str,
+        inputs: tuple[torch.Tensor, ...],
+        plane: torch.Tensor,
+        metadata: StateMetadata,
+        out: torch.Tensor,
+        added: torch.Tensor | None = None,
+        constants: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        """Advance the states of sequences with one new token; :meth:`mix` does the rest."""
+        assert isinstance(metadata, TritonStateMetadata)
+        self._advance_decodes(recurrence, constants, inputs, plane, metadata, out, added)
 
 
 class TritonLinear(TritonStates, LinearLayer):
@@ -234,6 +279,11 @@ class TritonShortConv(TritonStates):
     def mix(self, inputs: Inputs, state: State, metadata: StateMetadata, out: torch.Tensor) -> None:
         """See RecurrentLayer."""
         convolve_both(inputs["x"], inputs["weight"], inputs.get("bias"), state["conv"], metadata, out, same)
+
+
+def _packed(tokens: torch.Tensor) -> torch.Tensor:
+    """Return what has its features one after another, as kernels read them."""
+    return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
 
 
 LAYERS: Mapping[str, type[StateLayer]] = {

@@ -13,8 +13,10 @@ from jackfield_quantization.gptq import Gptq
 from jackfield_quantization.stored_method import StoredMethod
 from jackfield_quantization.triton_dense import MIN_CAPABILITY
 
-BLOCK = 128
-"""Columns whose numbers share bytes."""
+BLOCKS = (128, 64)
+"""Columns whose numbers may share words; the most are taken."""
+PLANES = 4
+"""Numbers in a word."""
 
 
 class TritonPacked(StoredMethod):
@@ -27,7 +29,7 @@ class TritonPacked(StoredMethod):
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
     requires: ClassVar[tuple[str, ...]] = ("triton>=3.2",)
     opt_in: ClassVar[bool] = True
-    """Proved in the interpreter and compiled for capability 9.0, but no device has run it yet."""
+    """Products have run on an H200, but no whole model has yet."""
 
     @classmethod
     def check(cls, request: QuantizationRequest) -> Sequence[Reason]:

@@ -8,11 +8,14 @@ import torch
 
 from jackfield.interfaces import ParameterHolder, QuantizedActivation
 from jackfield_quantization.stored import DecodedScheme, Integers, Piece, Storage, decoded, stored_of
-from jackfield_quantization.triton_packed import BLOCK
+from jackfield_quantization.triton_packed import BLOCKS, PLANES
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
+from jackfield_triton.launch import pdl_of
 
-SCALES, ZEROS, ORDER = "weight_scale", "weight_zero", "weight_order"
-LARGEST = 15
+CODES, ORDER = "weight_scale_zero", "weight_order"
+LARGEST, ZERO_BITS = 15, 255
+MOST_ZERO = 128
+"""Greatest zero point that the kernel can subtract: 128 + 128 is the last sum that bfloat16 holds exactly."""
 
 
 class TritonPackedScheme(DecodedScheme):
@@ -24,6 +27,7 @@ class TritonPackedScheme(DecodedScheme):
         super().__init__(storages)
         self._group = 0
         self._cores = 1
+        self._pdl = self._tma = False
         self._counters: torch.Tensor | None = None
         self._ordered = False
 
@@ -34,13 +38,15 @@ class TritonPackedScheme(DecodedScheme):
             layer.replace_parameters({WEIGHT: decoded(layer, self._storages)})
             return
         layer.replace_parameters(made)
+        # Late, so that everything but the kernel works without Triton.
+        from jackfield_quantization.triton_packed_launch import counters_needed, has_copy_engine
+
         weight = layer.get_parameter(WEIGHT)
         if weight.device.type == "cuda":
             self._cores = torch.cuda.get_device_properties(weight.device).multi_processor_count
-        # Late, so that everything but the kernel works without Triton.
-        from jackfield_quantization.triton_packed_launch import counters_needed
-
-        self._counters = torch.zeros(counters_needed(len(weight)), dtype=torch.int32, device=weight.device)
+            capability = torch.cuda.get_device_capability(weight.device)
+            self._pdl, self._tma = pdl_of(capability), has_copy_engine(capability)
+        self._counters = torch.zeros(counters_needed(weight.shape[1]), dtype=torch.int32, device=weight.device)
 
     def apply(
         self,
@@ -56,24 +62,27 @@ class TritonPackedScheme(DecodedScheme):
             raise TypeError("packed weights take plain activations")
         if self._counters is None:
             return DenseScheme().apply(layer, x_TI, bias_O, out_TO)
-        from jackfield_quantization.triton_packed_launch import Packed, packed_product
+        from jackfield_quantization.triton_packed_launch import Packed, packed_product, packed_shape
 
-        numbers, scales, zeros = (layer.get_parameter(name) for name in (WEIGHT, SCALES, ZEROS))
-        weight = Packed(numbers, scales, zeros, self._group)
+        numbers, codes = layer.get_parameter(WEIGHT), layer.get_parameter(CODES)
+        weight = Packed(numbers, codes, self._group)
         flat = x_TI.reshape(-1, x_TI.shape[-1])
         if self._ordered:
             flat = flat.index_select(1, layer.get_parameter(ORDER))
         flat = flat if flat.stride(1) == 1 else flat.contiguous()
-        made = flat.new_empty((len(flat), len(weight.numbers))) if out_TO is None else out_TO
+        made = flat.new_empty((len(flat), numbers.shape[1])) if out_TO is None else out_TO
         if len(flat):
-            packed_product(flat, weight, bias_O, made, self._cores, self._counters)
+            # The copy engine wants rows of whole 16 bytes.
+            tma = self._tma and flat.stride(0) % 8 == 0 and flat.data_ptr() % 16 == 0
+            shape = packed_shape(len(flat), numbers.shape[1], self._cores, tma)
+            packed_product(flat, weight, bias_O, made, shape, self._counters, self._pdl)
         return made.view(*x_TI.shape[:-1], -1) if out_TO is None else made
 
     def dequantize(self, layer: ParameterHolder) -> torch.Tensor:
         """Return the weight [O, I] in the computation type."""
         if self._counters is None:
             return super().dequantize(layer)
-        scales, zeros = (layer.get_parameter(name).float() for name in (SCALES, ZEROS))
+        scales, zeros = (found.t() for found in decoded_codes(layer.get_parameter(CODES)))
         groups = torch.arange(layer.info.local_input_size, device=scales.device) // self._group
         wide = (unpacked(layer.get_parameter(WEIGHT)).float() - zeros[:, groups]) * scales[:, groups]
         if self._ordered:
@@ -87,7 +96,7 @@ class TritonPackedScheme(DecodedScheme):
             piece, storage = Piece(layer.info, shard), self._storages[shard.name]
             matrix = storage.integers(piece, stored_of(layer, piece, storage))
             found = None if matrix is None else in_order(matrix)
-            made = None if found is None else as_bytes(*found[:3])
+            made = None if found is None else as_words(*found[:3])
             if found is None or made is None:
                 return None
             parts.append(made)
@@ -98,7 +107,7 @@ class TritonPackedScheme(DecodedScheme):
         self._group = groups.pop()
         plain = torch.arange(len(orders[0]), device=orders[0].device)
         self._ordered = not torch.equal(orders[0], plain)
-        named = {name: torch.cat([part[i] for part in parts]) for i, name in enumerate((WEIGHT, SCALES, ZEROS))}
+        named = {name: torch.cat([part[i] for part in parts], 1) for i, name in enumerate((WEIGHT, CODES))}
         return {**named, ORDER: orders[0]} if self._ordered else named
 
 
@@ -116,28 +125,40 @@ def in_order(matrix: Integers) -> tuple[torch.Tensor, torch.Tensor, int, torch.T
     return matrix.values[:, order], matrix.scales[:, present], size, order
 
 
-def as_bytes(
-    values_OI: torch.Tensor, scales_OJ: torch.Tensor, group: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return (bytes [O, I / 2], scales [O, J], zero points [O, J]) as the kernel reads them, or None where numbers of a
-    group span more than four bits or columns fill no block.
+def as_words(values_OI: torch.Tensor, scales_OJ: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return (words [I / block, O, block / 4], codes [J, O]) as the kernel reads them, or None where numbers of a group
+    span more than four bits, no block fits the groups, or a scale has more bits than float16 or bfloat16 have.
     """
     outputs, inputs = values_OI.shape
-    if inputs % BLOCK or group % (BLOCK // 8):
+    block = block_of(inputs, group)
+    if not block:
         return None
     grouped = torch.unflatten(values_OI.int(), 1, (-1, group))
     least = grouped.amin(-1).clamp(max=0)
     numbers = grouped - least.unsqueeze(-1)
-    if int(numbers.max()) > LARGEST or int(least.min()) < -255:
+    if int(numbers.max()) > LARGEST or int(least.min()) < -MOST_ZERO:
         return None
-    blocks = numbers.flatten(1).to(torch.uint8).view(outputs, -1, 2, BLOCK // 2)
-    packed = (blocks[:, :, 0] | blocks[:, :, 1] << 4).flatten(1).contiguous()
-    half = scales_OJ.half()
-    scales = half if torch.equal(half.float(), scales_OJ.float()) else scales_OJ.float()
-    return packed, scales.contiguous(), (-least).to(torch.uint8).contiguous()
+    planes = numbers.flatten(1).view(outputs, -1, PLANES, block // PLANES)
+    words = sum(planes[:, :, plane] << 4 * plane for plane in range(PLANES))
+    assert isinstance(words, torch.Tensor)
+    scales = scales_OJ.float().contiguous().view(torch.int32)
+    if bool((scales & ZERO_BITS).any()):
+        return None
+    return words.to(torch.int16).transpose(0, 1).contiguous(), (scales - least).t().contiguous()
 
 
-def unpacked(packed: torch.Tensor) -> torch.Tensor:
-    """Return the numbers [O, I] of bytes."""
-    halves = torch.unflatten(packed, 1, (-1, BLOCK // 2))
-    return torch.stack((halves & LARGEST, halves >> 4), 2).flatten(1)
+def decoded_codes(codes_JO: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (scales, zero points) [J, O] in float32."""
+    return (codes_JO & ~ZERO_BITS).view(torch.float32), (codes_JO & ZERO_BITS).float()
+
+
+def block_of(inputs: int, group: int) -> int:
+    """Return the columns of a block: so many that each of its planes lies in one group; 0 where there is none."""
+    fitting = (block for block in BLOCKS if inputs % block == 0 and group % (block // PLANES) == 0)
+    return next(fitting, 0)
+
+
+def unpacked(words: torch.Tensor) -> torch.Tensor:
+    """Return the numbers [O, I] of words."""
+    planes = torch.stack([words >> 4 * plane & LARGEST for plane in range(PLANES)], 2)
+    return planes.transpose(0, 1).flatten(1)
