@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import Tables, check_greedy, check_inputs, check_rounds, check_single
 
 from jackfield.interfaces import STEP_OPS, DeviceFacts, OpRequest
 from jackfield.interfaces.plugin import Settings
+from jackfield.testing.step_cases import Tables, check_greedy, check_inputs, check_rounds, check_single
 from jackfield_ops.triton_ops import TritonOps
 
 pytestmark = pytest.mark.gpu

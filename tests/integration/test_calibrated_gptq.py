@@ -20,8 +20,8 @@ from jackfield import LLM, SamplingParams
 from jackfield.cli import main
 from jackfield.errors import ConfigError
 from jackfield.sources import resolve_model
-from jackfield_quantization.gptq_export import Rounding
-from jackfield_quantization.online import GptqPlan
+from jackfield_quantization.calibrated import GptqPlan
+from jackfield_quantization.rounding import to_nearest
 
 CALIBRATING = (
     "Rivers carry sand and clay to the sea, where both sink slowly and become stone. A baker weighs flour, water "
@@ -54,10 +54,7 @@ def rounded_to_nearest(source: Path, folder: Path, group: int) -> Path:
     tensors, plan = load_file(source / "model.safetensors"), GptqPlan(group=group)
     for name, weight in tensors.items():
         if "_proj.weight" in name:
-            parts = weight.float().split(group, 1)
-            rules = [Rounding.of(part, plan) for part in parts]
-            rounded = [rule.meaning(rule.numbers(c)) for part, rule in zip(parts, rules, strict=True) for c in part.t()]
-            tensors[name] = torch.stack(rounded, 1).to(weight.dtype).contiguous()
+            tensors[name] = to_nearest(weight, plan).meaning().to(weight.dtype)
     target = save(folder, tensors, json.loads((source / "config.json").read_text()))
     for file in source.glob("tokenizer*"):
         shutil.copyfile(file, target / file.name)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from engines import Engine, Models
 from hf import random_prompts
 from safetensors.torch import save_file
-from speculation_drafters import watch
+from speculation_drafters import RECORDED, watch
 
 from jackfield import LLM, SamplingParams
 from jackfield.errors import CheckpointError, ConfigError, NoCandidateError
@@ -123,14 +123,16 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "settings"), [*((case, {}) for case in CASES), ("medusa, deeper", RECORDED), ("mlp, tied", RECORDED)]
+)
 def test_heads_say_what_the_reference_says_and_change_no_token(
-    engine: Engine, models: Models, tmp_path: Path, case: str
+    engine: Engine, models: Models, tmp_path: Path, case: str, settings: dict[str, Any]
 ) -> None:
     target = models["llama"]
     method, make = CASES[case]
     folder, reference = make(tmp_path / "draft")
-    llm = drafting(engine, target.folder, method, folder)
+    llm = drafting(engine, target.folder, method, folder, **settings)
     seen = watch(llm)
     assert tokens(llm) == tokens(engine(target.folder))
     compared = 0

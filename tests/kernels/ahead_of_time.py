@@ -17,7 +17,6 @@ import torch
 import triton
 from op_checks import angles_of
 from paged_case import Case, Shape, attend, limits_of, make_case
-from step_cases import Tables
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -39,6 +38,7 @@ from jackfield.testing.attention_cases import make_case as make_kit_case
 from jackfield.testing.attention_shapes import Shape as KitShape
 from jackfield.testing.latent_cases import DenseLayer
 from jackfield.testing.state_cases import Piece, make_step
+from jackfield.testing.step_cases import Tables
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
 from jackfield_attention.triton_backend import TritonBackend

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from step_cases import Tables, check_greedy, check_inputs, check_rounds, check_single
 
 from jackfield.interfaces import STEP_OPS, OpRequest
 from jackfield.interfaces.plugin import Settings
+from jackfield.testing.step_cases import Tables, check_greedy, check_inputs, check_rounds, check_single
 from jackfield_ops.triton_ops import TritonOps
 
 OPS = {op: TritonOps.build(op, OpRequest(kind=op), Settings()) for op in STEP_OPS}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from jackfield.interfaces import OPS, QUANTIZING_OPS, DrawBatch, MoEConfig, OpRequest, QuantizedActivation
+from jackfield.interfaces import OPS, QUANTIZING_OPS, STEP_OPS, DrawBatch, MoEConfig, OpRequest, QuantizedActivation
 from jackfield.layers.functional import REFERENCES
 from jackfield.layers.routing import SCORES
 from jackfield.protocol import NewSequence, SamplingParams
@@ -21,6 +21,7 @@ from jackfield.sampling import SamplingState
 from jackfield.testing.bench import Bench
 from jackfield.testing.common import PluginConformance
 from jackfield.testing.statistics import Floats, assert_distributed
+from jackfield.testing.step_cases import Tables, check_greedy, check_inputs, check_rounds, check_single
 
 LOGITS = (1.2, 0.3, -0.4, 2.0, 0.3, -3.0, 1.1)
 DRAWS = 4000
@@ -95,6 +96,19 @@ class OpsConformance(PluginConformance):
             wanted, names = REFERENCES["route_experts"](logits, config, added)
             assert experts.dtype == torch.int64 and torch.equal(experts.cpu(), names)
             torch.testing.assert_close(weights.cpu(), wanted, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("sequences", [1, 13])
+    @pytest.mark.parametrize("width", [1, 4])
+    def test_what_surrounds_the_model_is_its_reference(self, bench: Bench, width: int, sequences: int) -> None:
+        """Ops of recorded steps, to the last bit: what they return, and what they leave in the tables."""
+        built = {op: self.build(bench, op, "float32") for op in STEP_OPS}
+        ops = {op: function or REFERENCES[op] for op, function in built.items()}
+        tables = Tables.make(sequences, str(bench.device), seed=width)
+        for cut in (False, True):
+            check_inputs(ops["token_inputs"], tables, width, cut=cut)
+        check_rounds(ops["begin_round"], ops["keep_tokens"], ops["end_round"], tables, width)
+        check_single(ops["keep_tokens"], tables)
+        check_greedy(ops["greedy_tokens"], sequences, 700, torch.float32, str(bench.device))
 
     @pytest.mark.parametrize("name", list(FILTERS))
     def test_draws_follow_their_distribution(self, bench: Bench, name: str) -> None:

@@ -13,8 +13,9 @@ from stored_world import PATH, linear, method_named, named
 from jackfield.errors import ConfigError
 from jackfield.interfaces import LayerInfo, OutputShard, Parallel, Settings
 from jackfield_quantization import gptq_export
-from jackfield_quantization.gptq_export import GptqExporter, Rounding, rounded
-from jackfield_quantization.online import CalibratedGptq, GptqPlan
+from jackfield_quantization.calibrated import CalibratedGptq, GptqPlan
+from jackfield_quantization.gptq_export import GptqExporter, rounded
+from jackfield_quantization.rounding import Rounding, to_nearest
 
 OUTPUTS, INPUTS = 48, 128
 PLANS = {
@@ -39,20 +40,12 @@ def moments(x: torch.Tensor) -> torch.Tensor:
     return x.t() @ x / len(x)
 
 
-def to_nearest(weight: torch.Tensor, plan: GptqPlan) -> torch.Tensor:
-    parts = []
-    for part in weight.split(plan.group or INPUTS, 1):
-        rule = Rounding.of(part, plan)
-        parts += [rule.meaning(rule.numbers(column)) for column in part.t()]
-    return torch.stack(parts, 1)
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_products_are_nearer_than_those_of_round_to_nearest(name: str) -> None:
     plan, (weight, x) = PLANS[name], world()
     made = rounded(weight, moments(x), plan)
     wanted = x @ weight.t()
-    error, other = (float((wanted - x @ w.t()).norm()) for w in (made.meaning(), to_nearest(weight, plan)))
+    error, other = (float((wanted - x @ w.t()).norm()) for w in (made.meaning(), to_nearest(weight, plan).meaning()))
     assert error < 0.75 * other
     assert made.numbers.min() >= 0 and made.numbers.max() <= (1 << plan.bits) - 1
     assert torch.equal(made.scales, made.scales.half().float())
@@ -144,9 +137,9 @@ def test_which_layers_are_written(role: str, outputs: int, inputs: int, fits: bo
 def test_options() -> None:
     values = {"bits": 8, "group_size": 0, "desc_act": True, "symmetric": False, "damping": 0.1, "only": "mlp"}
     plan = CalibratedGptq.spec_of({}, Settings(values))
-    assert plan == GptqPlan((), ("mlp",), 8, 0, True, False, 0.1)
+    assert plan == GptqPlan((), ("mlp",), 8, 0, symmetric=False, reordered=True, damping=0.1)
     assert CalibratedGptq.spec_of({}, Settings({})) == GptqPlan()
     for wrong in ({"group_size": -3}, {"damping": 0.0}, {"damping": 1.5}):
         with pytest.raises(ConfigError, match="has no sense"):
             CalibratedGptq.spec_of({}, Settings(wrong))
-    assert replace(plan, bits=4).fits(8, 8) and not plan.fits(3, 8)
+    assert replace(plan, bits=4).whole_words(8, 8) and not plan.whole_words(3, 8)

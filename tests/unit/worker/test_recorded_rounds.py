@@ -243,3 +243,38 @@ def test_prompt_lookup_is_recorded_too(start: Start) -> None:
     outputs = llm.generate(repeating, GREEDY)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
     assert llm.get_metrics().drafts_accepted > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_traffic_gives_what_plain_decoding_gives(start: Start, seed: int) -> None:
+    """Requests of all kinds come at random times into few blocks, and some are aborted."""
+    random = np.random.default_rng(seed)
+    prompts = [prompt(int(random.integers(2, 40)), index) for index in range(14)]
+    choices: list[dict[str, Any]] = [{"temperature": 0.0}] * 4 + [
+        {"temperature": 0.8, "top_k": 9},
+        {"temperature": 0.0, "frequency_penalty": 0.7},
+    ]
+    params = [
+        SamplingParams(max_tokens=int(random.integers(1, 40)), ignore_eos=True, seed=index, **random.choice(choices))
+        for index in range(14)
+    ]
+    expected = [list(o.outputs[0].token_ids) for o in start("cpu").generate(prompts, params)]
+    tell(start, prompts, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    drafter = Following if seed % 3 else Told
+    settings = {**SPECULATION, "num_blocks": int(random.integers(14, 40)), "async_scheduling": bool(seed % 2)}
+    settings |= {"speculative.method": drafter.name, "speculative.adaptive": seed == 3}
+    llm = start("recording", drafter, **settings)
+    before, aborted = replays(llm)[0], set()
+    for index, (ids, one) in enumerate(zip(prompts, params, strict=True)):
+        name = llm.enqueue({"prompt_token_ids": ids}, one)
+        for _ in range(int(random.integers(0, 6))):
+            llm._advance()
+        if random.random() < 0.15:
+            llm.abort(name)
+            aborted.add(index)
+    outputs = llm.wait_for_completion()
+    found = {tuple(output.prompt_token_ids): list(output.outputs[0].token_ids) for output in outputs}
+    assert replays(llm)[0] > before
+    for index, (ids, answer) in enumerate(zip(prompts, expected, strict=True)):
+        if index not in aborted:
+            assert found[tuple(ids)] == answer, index
