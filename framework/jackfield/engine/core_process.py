@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,10 @@ def _serve(spec: ProcessSpec, commands: Any, notices: list[Any]) -> None:
     registry = Registry.from_manifest(spec.manifest)
     digest = registry.manifest(registry.refs()).digest
     core = EngineCore(spec.resolution)
+    # What was made until now lives as long as this process: the collector of cycles would stop a step for 100 ms and
+    # more to look at all of it again.
+    gc.collect()
+    gc.freeze()
     free_blocks = core.scheduler.cache.pool.num_free
     ready = encode(Ready(digest, core.plan.max_model_len, core.plan.num_tokens, free_blocks))
     for notice in notices:

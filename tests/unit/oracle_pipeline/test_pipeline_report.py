@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from jackfield.checkpoint import read_facts
 from jackfield.cli import main
 from jackfield.config import load_config
 from jackfield.errors import ConfigError
+from jackfield.interfaces import DeviceFacts, TextConfig
 from jackfield.oracle import DecisionReport, diff
-from jackfield.oracle.pipeline import resolve
+from jackfield.oracle.pipeline import Bench, _dtype, resolve
 from jackfield.registry import Registry
-from oracle_pipeline.bench import CONFIG, run
+from oracle_pipeline.bench import CONFIG, facts, run
 
 FAMILIES = [
     "platforms",
@@ -138,7 +140,9 @@ def test_a_child_loads_what_was_decided(folder: Path, method: str) -> None:
 def test_overlap_and_a_drafter_on_the_host() -> None:
     with pytest.raises(ConfigError) as caught:
         run(speculative={"method": "ngram"}, async_scheduling=True)
-    assert caught.value.message == "overlapped scheduling cannot be used with a drafter on the host"
+    assert caught.value.message == (
+        "overlapped scheduling cannot be used with a drafter on the host, where rounds are not recorded"
+    )
     assert (caught.value.field, caught.value.value) == ("scheduler.async_scheduling", True)
 
 
@@ -155,3 +159,21 @@ def test_derived_values_say_where_they_come_from() -> None:
     assert (config.model.max_model_len, config.cache.cache_dtype, config.model.dtype) == (512, "float32", "float32")
     assert str(config.origin("model.max_model_len")).startswith("derived")
     assert str(config.origin("model.dtype")).startswith("proposal")
+
+
+@pytest.mark.parametrize(
+    ("device", "container", "stored", "dtype", "why"),
+    [
+        ("cpu", "safetensors", "bfloat16", "bfloat16", "the checkpoint's own type"),
+        ("cpu", "safetensors", "", "float32", "the usual type of a CPU"),
+        ("cpu", "gguf", "float16", "float32", "the usual type of a CPU"),
+        ("npu", "gguf", "float16", "float16", "the checkpoint's own type"),
+        ("npu", "gguf", "", "bfloat16", "the usual type of an accelerator"),
+    ],
+)
+def test_the_type_to_compute_in(device: str, container: str, stored: str, dtype: str, why: str) -> None:
+    bench = Bench(load_config(env={}, api={"model": "model"}), Registry())
+    given = replace(facts(), container=container, dtype=stored)
+    sizes = TextConfig(vocab_size=8, hidden_size=8, num_layers=1, max_position=8)
+    assert _dtype(bench, given, sizes, DeviceFacts(type=device)) == dtype == bench.config.model.dtype
+    assert why in str(bench.config.origin("model.dtype"))
