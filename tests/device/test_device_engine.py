@@ -128,3 +128,38 @@ def test_sampled_requests_do_not_depend_on_their_batch(engine: Engine) -> None:
     same = sum(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(together, alone, strict=True))
     # Products of other sizes round otherwise, so a draw at the border between two tokens may fall to the other.
     assert same >= 11
+
+
+@pytest.mark.parametrize("scored", [False, True], ids=["launched ahead", "one by one"])
+@pytest.mark.parametrize("count", [1, 5, 24])
+def test_recorded_rounds_give_the_tokens_of_the_cpu(engine: Engine, count: int, scored: bool) -> None:
+    """Prompt lookup, verified and drafted in recordings; log probabilities keep rounds from being launched ahead."""
+    rng = random.Random(count)
+    texts = [{"prompt_token_ids": rng.choices(range(1024), k=rng.choice([3, 8, 30])) * 4} for _ in range(count)]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, detokenize=False, logprobs=3)
+    wanted = engine(platform="cpu", dtype="float32").generate(texts, params)
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
+    settings = {f"speculative.{name}": value for name, value in speculative.items()}
+    llm = engine(dtype="float32", **settings, **{"plugins.options.ngram.min_n": 1})
+    executor: Any = llm._core._executor
+    assert executor.worker._runner._parts.rounds.drafts and llm._core._overlapped
+    if scored:
+        wrong, error = disagreements(llm.generate(texts, params), wanted, 1e-3)
+        assert wrong == 0 and error < 2e-3
+    else:
+        plain = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, detokenize=False)
+        for ours, theirs in zip(llm.generate(texts, plain), wanted, strict=True):
+            found, right = list(ours.outputs[0].token_ids), list(theirs.outputs[0].token_ids)
+            assert found == right or _parts_at_a_tie(found, theirs)
+    metrics = llm.get_metrics()
+    assert metrics.draft_rounds > 0 and metrics.drafts_accepted > 0
+    llm._core.scheduler.check_idle()
+
+
+def _parts_at_a_tie(found: list[int], wanted: RequestOutput) -> bool:
+    """Return whether the first other token was as likely, but for rounding."""
+    right, scores = wanted.outputs[0].token_ids, wanted.outputs[0].logprobs
+    assert scores is not None
+    at = next(place for place, (mine, theirs) in enumerate(zip(found, right, strict=True)) if mine != theirs)
+    entry = scores[at].get(found[at])
+    return entry is not None and scores[at][right[at]].logprob - entry.logprob < 1e-3
