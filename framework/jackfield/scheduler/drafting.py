@@ -127,7 +127,9 @@ class Drafting:
         where rounds draft, other steps do not.
         """
         drafts = plan.num_drafts
-        return drafts is None or (self._rounds is not None and not drafts.any() and not self._is_round(plan))
+        if drafts is None or self._rounds is None:
+            return drafts is None
+        return self._rounds.fits(len(plan.slots)) and not drafts.any() and not self._is_round(plan)
 
     def _is_round(self, plan: SchedulerOutput) -> bool:
         """Return whether a step with drafts is a recorded round."""

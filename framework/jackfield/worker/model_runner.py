@@ -6,10 +6,9 @@ Legend: T tokens, E width, B sequences, R rows that sample, K drafts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +29,13 @@ from jackfield.worker.pending import PendingStep
 from jackfield.worker.piecewise import PiecewiseGraphs
 from jackfield.worker.pooling import Pooler, split_results
 from jackfield.worker.prompt_logprobs import score_prompts
+from jackfield.worker.recorded_seconds import recorded_seconds
 from jackfield.worker.rounds import RoundGraphs, TargetPass
 from jackfield.worker.speculation import Places, Speculation, SpeculationLimits, Verified
 from jackfield.worker.state_backup import StateBackup
 from jackfield.worker.transfer import Transfer
 
 Ints = npt.NDArray[np.int32]
-MEASURED = 3
-"""Replays of each recorded step that are timed."""
 
 
 @dataclass(slots=True)
@@ -96,6 +94,7 @@ class ModelRunner:
         self._taps = tuple(parts.drafter.taps) if parts.drafter is not None else ()
         self._followed = parts.drafter is not None and _sees_every_step(parts.drafter)
         self._reads_text_alone = parts.drafter is not None and parts.drafter.needs <= {"tokens"}
+        self._watched = False
         self._speculation: Speculation | None = None
         if parts.drafter is not None and parts.speculation is not None:
             self._speculation = Speculation(
@@ -141,36 +140,22 @@ class ModelRunner:
 
     def _measured(self) -> Recordings:
         """Return seconds of recorded steps, where drafts make it a question which to take."""
-        parts = self._parts
+        parts, api = self._parts, self._parts.stream_api
         if parts.rounds is None or parts.graphs is None:
             return Recordings()
-        rounds, graphs = parts.rounds, parts.graphs
-        return Recordings(
-            {size: self._seconds(partial(graphs.replay_once, size)) for size in graphs.sizes},
-            {size: self._seconds(partial(rounds.replay_once, size)) for size in rounds.sizes},
-            drafts=rounds.drafts,
-            followed=self._followed,
-        )
-
-    def _seconds(self, replay: Callable[[], None]) -> float:
-        api = self._parts.stream_api
-
-        def wait() -> None:
-            if api is not None:
-                api.synchronize(api.record(self._stream))
-
         with api.use(self._stream) if api else nullcontext():
-            replay()
-            wait()
-            began = time.perf_counter()
-            for _ in range(MEASURED):
-                replay()
-            wait()
-        return (time.perf_counter() - began) / MEASURED
+            return recorded_seconds(parts.graphs, parts.rounds, self._wait, followed=self._followed)
+
+    def _wait(self) -> None:
+        if (api := self._parts.stream_api) is not None:
+            api.synchronize(api.record(self._stream))
 
     def forget_recordings(self) -> None:
-        """Launch every step op by op from now on: hooks of modules do not run in recorded ones."""
-        self._parts.graphs = self._parts.pieces = self._parts.rounds = None
+        """Launch every step op by op from now on: hooks of modules do not run in recorded ones. A round that was
+        planned ahead is still replayed: only the device knows what it is.
+        """
+        self._parts.graphs = self._parts.pieces = None
+        self._watched = True
 
     def forward_taps(self, inputs: StepInputs) -> torch.Tensor:
         """Return final hidden states [T, E] of a step's tokens; what layers gave is in the inputs then."""
@@ -186,7 +171,8 @@ class ModelRunner:
         if not len(plan.slots):
             return _nothing_sampled(plan)
         merges = parts.features is not None and parts.features.touches(plan)
-        if parts.rounds is not None and parts.rounds.fits(plan) and not merges:
+        recorded = parts.rounds is not None and (plan.ahead or not self._watched) and not merges
+        if recorded and parts.rounds is not None and parts.rounds.fits(plan):
             return self._round(plan, parts.rounds)
         blind = plan.num_drafts is None or self._reads_text_alone
         if parts.graphs is not None and blind and parts.graphs.fits(plan) and not merges:
@@ -251,7 +237,9 @@ class ModelRunner:
     def _drafts_later(self, plan: SchedulerOutput) -> bool:
         """Return whether drafting is left to the next round, which lacks nothing of this step then."""
         rounds, speculation = self._parts.rounds, self._speculation
-        return rounds is not None and rounds.drafts and speculation is not None and not speculation.draws(plan.slots)
+        if rounds is None or speculation is None or self._watched or not rounds.drafts:
+            return False
+        return len(plan.slots) <= max(rounds.sizes) and not speculation.draws(plan.slots)
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         parts = self._parts

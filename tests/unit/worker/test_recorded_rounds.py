@@ -278,3 +278,31 @@ def test_random_traffic_gives_what_plain_decoding_gives(start: Start, seed: int)
     for index, (ids, answer) in enumerate(zip(prompts, expected, strict=True)):
         if index not in aborted:
             assert found[tuple(ids)] == answer, index
+
+
+def test_more_sequences_than_are_recorded_draft_step_by_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jackfield.worker.worker.ROUND_SIZES", (1, 2))
+    repeating = [[seed, seed + 1, seed + 2] * 4 for seed in range(5)]
+    expected = [o.outputs[0].token_ids for o in start("cpu").generate(repeating, GREEDY)]
+    llm = start("recording", **{"speculative.method": "ngram"}, **SPECULATION)
+    assert max(parts_of(llm).rounds.sizes) == 2
+    assert [o.outputs[0].token_ids for o in llm.generate(repeating, GREEDY)] == expected
+    many = llm.get_metrics()
+    assert many.drafts_accepted > 0 and replays(llm)[0] > 0, "both ways were taken"
+    adapting = start("recording", **{"speculative.method": "ngram", "speculative.num_speculative_tokens": 3})
+    before = replays(adapting)
+    assert [o.outputs[0].token_ids for o in adapting.generate(repeating, GREEDY)] == expected
+    assert replays(adapting)[1] > before[1], "in larger batches there are ordinary steps"
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain loop", "overlap"])
+def test_a_model_that_is_watched_from_the_middle_of_an_answer_on(start: Start, overlapped: bool) -> None:
+    wanted = tell(start, PROMPTS[:3])
+    llm = start("recording", Told, **{"speculative.method": "told"}, **SPECULATION, async_scheduling=overlapped)
+    for ids in PROMPTS[:3]:
+        llm.enqueue({"prompt_token_ids": ids}, GREEDY)
+    for _ in range(5):
+        llm._advance()
+    executor: Any = llm._core._executor
+    executor.worker.watched_model()
+    assert [list(output.outputs[0].token_ids) for output in llm.wait_for_completion()] == wanted
