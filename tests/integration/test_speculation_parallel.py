@@ -1,4 +1,4 @@
-"""Drafters that make all drafts in one pass, P-EAGLE and DFlash, on random checkpoints in the published layouts, against
+"""Drafters that make all drafts in one pass, P-EAGLE and DFlash: random checkpoints in the published layouts against
 straightforward references.
 """
 
@@ -220,7 +220,7 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 QUICK = (
     *(("eagle3", "few blocks"), ("eagle3", "rounds"), ("eagle3", "full steps"), ("eagle3, normed", "chunks")),
-    *(("dflash", "few blocks"), ("dflash", "rounds"), ("dflash", "full steps")),
+    *(("dflash", "chunks"), ("dflash", "rounds, few blocks"), ("dflash", "full steps")),
 )
 
 
@@ -260,3 +260,134 @@ def test_drafts_are_the_references_and_tokens_those_without_drafts(
                 assert float(row.max() - row[draft]) < 1e-3
                 compared += 1
     assert compared > 60
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_prefix_of_the_cache_changes_no_token(engine: Engine, target: Tiny, tmp_path: Path, kind: str) -> None:
+    method, _, _, folder = made(tmp_path / "draft", kind)
+    llm, expected = drafting(engine, target, method, folder, block_size=4), tokens(engine(target.folder))
+    assert tokens(llm) == expected
+    assert tokens(llm) == expected
+    assert llm.get_metrics().prefix_hits > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_texts_as_long_as_the_model_allows(engine: Engine, target: Tiny, tmp_path: Path, kind: str) -> None:
+    method, config, tensors, folder = made(tmp_path / "draft", kind)
+    llm = drafting(engine, target, method, folder)
+    seen = watch(llm)
+    greedy = SamplingParams(temperature=0.0, max_tokens=LONGEST, ignore_eos=True)
+    prompts = random_prompts((60, 73))
+    found = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
+    plain = engine(target.folder, max_model_len=LONGEST)
+    assert found == [output.outputs[0].token_ids for output in plain.generate(prompts, greedy)]
+    reference, ends = (PEagle if method == "eagle3" else DFlash)(target, config, tensors), 0
+    with torch.no_grad():
+        for text, drafts in seen:
+            if not drafts or len(text) + DRAFTS < LONGEST:
+                continue
+            for row, draft in zip(reference.logits(text, len(drafts)), drafts, strict=True):
+                assert float(row.max() - row[draft]) < 1e-3
+                ends += 1
+    assert ends > 2
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_drafts_of_requests_that_sample_are_drawn(engine: Engine, target: Tiny, tmp_path: Path, kind: str) -> None:
+    method, _, _, folder = made(tmp_path / "draft", kind)
+    llm = drafting(engine, target, method, folder)
+    sampled = SamplingParams(temperature=0.8, top_p=0.9, seed=4, max_tokens=24, ignore_eos=True)
+    once, again = ([o.outputs[0].token_ids for o in llm.generate(PROMPTS, sampled)] for _ in range(2))
+    assert once == again
+    assert all(len(ids) == 24 for ids in once)
+
+
+def test_a_parallel_checkpoint_may_draft_one_after_another(engine: Engine, target: Tiny, tmp_path: Path) -> None:
+    method, config, tensors, folder = made(tmp_path / "draft", "eagle3")
+    options = {"plugins.options": {"eagle3": {"parallel_drafting": False}}}
+    llm = drafting(engine, target, method, folder, **options)
+    seen = watch(llm)
+    assert tokens(llm) == tokens(engine(target.folder))
+    reference = PEagle(target, config, tensors)
+    with torch.no_grad():
+        for text, drafts in seen[:10]:
+            # Of the first draft all is known.
+            row = reference.logits(text, 1)[0]
+            assert float(row.max() - row[drafts[0]]) < 1e-3
+
+
+def test_one_pass_is_refused_without_masks(engine: Engine, target: Tiny, tmp_path: Path) -> None:
+    config = {name: value for name, value in EAGLE.items() if name != "ptd_token_id"}
+    folder = save(tmp_path / "draft", config, eagle_tensors(config))
+    assert tokens(drafting(engine, target, "eagle3", folder)) == tokens(engine(target.folder))
+    options = {"plugins.options": {"eagle3": {"parallel_drafting": True}}}
+    with pytest.raises(ConfigError, match="nothing that stands for tokens and features") as caught:
+        drafting(engine, target, "eagle3", folder, **options)
+    assert caught.value.field == "plugins.options.eagle3.parallel_drafting"
+
+
+def test_one_pass_is_refused_for_trees(engine: Engine, target: Tiny, tmp_path: Path) -> None:
+    method, _, _, folder = made(tmp_path / "draft", "eagle3")
+    options = {"plugins.options": {"eagle3": {"tree_width": 2, "tree_depth": 2}}}
+    with pytest.raises(ConfigError, match="do not branch") as caught:
+        drafting(engine, target, method, folder, **options)
+    assert caught.value.field == "plugins.options.eagle3.tree_width"
+
+
+def test_masks_that_the_config_promises_must_be_there(engine: Engine, target: Tiny, tmp_path: Path) -> None:
+    tensors = eagle_tensors(EAGLE)
+    del tensors["mask_hidden"]
+    with pytest.raises(CheckpointError, match="mask_hidden"):
+        drafting(engine, target, "eagle3", save(tmp_path / "draft", EAGLE, tensors))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16}, "layer_types"),
+        ({"layer_types": None, "use_sliding_window": True, "sliding_window": 16}, "use_sliding_window"),
+        ({"is_causal": True}, "is_causal"),
+        ({"dflash_config": {**DFLASH["dflash_config"], "use_swa": True}}, "dflash_config.use_swa"),
+        ({"dflash_config": {**DFLASH["dflash_config"], "causal": True}}, "dflash_config.causal"),
+        ({"dflash_config": {"mask_token_id": MASK}}, "dflash_config.target_layer_ids"),
+        ({"dflash_config": {**DFLASH["dflash_config"], "mask_token_id": VOCAB}}, "dflash_config.mask_token_id"),
+    ],
+)
+def test_other_kinds_of_blocks_are_refused(
+    engine: Engine, target: Tiny, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    folder = save(tmp_path / "draft", {**DFLASH, **changes}, dflash_tensors(DFLASH))
+    with pytest.raises(CheckpointError) as caught:
+        drafting(engine, target, "dflash", folder)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "field"),
+    [
+        ({"num_target_layers": 9}, {}, "speculative.model"),
+        (
+            {"num_target_layers": None, "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [8]}},
+            {},
+            "speculative.model",
+        ),
+        ({}, {"speculative.num_speculative_tokens": 8}, "speculative.num_speculative_tokens"),
+        ({}, {"max_num_seqs": 3}, "scheduler.max_num_seqs"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(
+    engine: Engine, target: Tiny, tmp_path: Path, changes: dict[str, Any], settings: dict[str, Any], field: str
+) -> None:
+    config = {**DFLASH, **changes}
+    folder = save(tmp_path / "draft", config, dflash_tensors(config))
+    with pytest.raises(ConfigError) as caught:
+        drafting(engine, target, "dflash", folder, **settings)
+    assert caught.value.field == field
+
+
+def test_a_checkpoint_of_another_kind_is_refused(engine: Engine, target: Tiny, tmp_path: Path) -> None:
+    _, _, _, folder = made(tmp_path / "draft", "dflash")
+    with pytest.raises(ConfigError, match="no eagle3 checkpoint"):
+        drafting(engine, target, "eagle3", folder)
+    with pytest.raises(ConfigError, match="no dflash checkpoint"):
+        drafting(engine, target, "dflash", target.folder)

@@ -244,7 +244,7 @@ def env(tiny: Tiny, options: dict[str, Any]) -> TrainerEnv:
         groups=resolution.architecture.attention_groups(resolution.model_config),
         counts=torch.ones(VOCAB, dtype=torch.int64),
         device=torch.device("cpu"),
-        settings=Settings({"draft_vocab": None, "intermediate_size": None, **options}),
+        settings=Settings({"draft_vocab": None, "intermediate_size": None, "initial": "", **options}),
     )
 
 

@@ -52,7 +52,8 @@ class EngineCore:
             adaptive_drafts=config.speculative.adaptive,
             drafts_drawn=bool(resolution.drafter and resolution.drafter.drafter.draws)
             and config.speculative.draft_sample_method == "probabilistic",
-            lookahead=drafts if resolution.drafter and resolution.drafter.model else 0,
+            # The token that a step samples, and all drafts behind it.
+            lookahead=1 + drafts if resolution.drafter and resolution.drafter.model else 0,
             largest_draft_batch=config.speculative.disable_by_batch_size,
             recordings=self._executor.recordings(),
         )

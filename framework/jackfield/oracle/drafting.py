@@ -115,7 +115,7 @@ def settle_branches(bench: Bench, drafter: type[Drafter], count: int) -> None:
 def recorded_rounds(
     platform: type[Platform],
     architecture: type[ModelArchitecture],
-    drafter: DrafterDecision | None,
+    drafter: DrafterDecision,
     attention: Sequence[AttentionDecision],
 ) -> RecordedRounds:
     """Return what of a round can be recorded, by what the platform, the model and every backend say of themselves.
@@ -123,7 +123,7 @@ def recorded_rounds(
     Args:
         attention: of the target. A draft model's is in ``drafter``.
     """
-    if drafter is None or not platform.asynchronous or not architecture.recordable:
+    if not platform.asynchronous or not architecture.recordable:
         return RecordedRounds.NONE
     tokens = drafter.request.num_tokens + 1
     if drafter.drafter.branches(drafter.settings) or not all(_recordable(one, tokens) for one in attention):
@@ -142,8 +142,17 @@ def _recordable(decision: AttentionDecision, tokens: int) -> bool:
     return several >= tokens and one >= 1
 
 
-def settle_rounds(bench: Bench, drafter: DrafterDecision, rounds: RecordedRounds) -> DrafterDecision:
-    """Settle what follows from rounds that are recorded, or not."""
+def settle_rounds(
+    bench: Bench,
+    platform: type[Platform],
+    architecture: type[ModelArchitecture],
+    drafter: DrafterDecision | None,
+    attention: Sequence[AttentionDecision],
+) -> DrafterDecision | None:
+    """Settle how far rounds are recorded, and what follows from that; arguments as in :func:`recorded_rounds`."""
+    if drafter is None:
+        return None
+    rounds = recorded_rounds(platform, architecture, drafter, attention)
     overlap = "" if rounds is RecordedRounds.DRAFTED else "; steps with drafts do not overlap"
     bench.notes.append(f"rounds of speculation: {rounds.value}{overlap}")
     if drafter.drafter.draws and bench.config.speculative.draft_sample_method == "auto":

@@ -48,7 +48,6 @@ from jackfield.oracle.drafting import (
     drafter_request,
     left_for_drafts,
     look_ahead,
-    recorded_rounds,
     settle_branches,
     settle_rounds,
 )
@@ -150,12 +149,8 @@ def resolve(
     experts = _experts(bench, architecture, model_config, device, dtype, layout)
     look_ahead(bench, facts, architecture, model_config, device, draft_facts)
     attention = attention_of(bench, facts, architecture, model_config, quantization, device, dtype)
-    published = [
-        *OPS,
-        *SAMPLING_OPS,
-        *STEP_OPS,
-        *(QUANTIZING_OPS if "quantized_activations" in quantization.features else ()),
-    ]
+    quantizing = QUANTIZING_OPS if "quantized_activations" in quantization.features else ()
+    published = [*OPS, *SAMPLING_OPS, *STEP_OPS, *quantizing]
     ops = _ops(bench, published if experts is None else [*published, *ROUTING_OPS], device, dtype)
     drafter = _drafter(bench, facts, architecture, model_config, device, dtype, draft_facts)
     if experts is None and drafter is not None and drafter.model is not None and drafter.model.experts is not None:
@@ -163,16 +158,14 @@ def resolve(
     policy = choose_policy(bench)
     processors = choose_processors(bench, model_config, device)
     drafting = drafter.model.attention if drafter is not None and drafter.model is not None else ()
-    rounds = recorded_rounds(platform, architecture, drafter, attention)
-    if drafter is not None:
-        drafter = settle_rounds(bench, drafter, rounds)
+    drafter = settle_rounds(bench, platform, architecture, drafter, attention)
     config, layers = reconcile(
         bench,
         model_config,
         (*attention, *drafting),
         dtype,
         asynchronous=platform.asynchronous,
-        apart=drafter is not None and rounds is not RecordedRounds.DRAFTED,
+        apart=drafter is not None and drafter.rounds is not RecordedRounds.DRAFTED,
     )
     attention, drafting = layers[: len(attention)], layers[len(attention) :]
     if drafter is not None and drafter.model is not None:

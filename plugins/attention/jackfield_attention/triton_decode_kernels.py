@@ -116,6 +116,33 @@ def _store_part(
 
 
 @triton.jit
+def _leave_part(
+    mixed, best, total, parts, bests, totals, counters, sequence, kv_head, split, splits, active, out, out_rows,
+    out_token, out_head, sinks, head, valid, GROUP: tl.constexpr, QUERY: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, VALID: tl.constexpr, MERGE: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Store what one split saw; the one that arrives last puts the parts together."""
+    CHUNK: tl.constexpr = 8192 // (ROWS * WIDTH) if ROWS * WIDTH < 8192 else 1
+    pair = sequence * tl.num_programs(1) + kv_head
+    _store_part(mixed, best, total, parts, bests, totals, pair * splits + split, D, WIDTH, ROWS, VALID)
+    # All threads' parts must be stored before the one thread that counts releases them.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel")
+    if arrived == active - 1:
+        if QUERY == 1:
+            _merge_heads(
+                parts, bests, totals, pair * splits, active, out, sequence, kv_head, out_token, out_head, sinks,
+                GROUP, D, WIDTH, MERGE, SINKS,
+            )  # fmt: skip
+        else:
+            _merge_rows(
+                parts, bests, totals, pair * splits, active, out_rows, sinks, head, valid,
+                D, WIDTH, ROWS, VALID, MERGE, CHUNK, SINKS,
+            )  # fmt: skip
+        tl.store(counters + pair, 0)
+
+
+@triton.jit
 def _see(
     q, k, v, table, begin, end, length, limit, mine, bits, scale, cap, k_page, k_token, v_page, v_token,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
@@ -160,7 +187,6 @@ def decode_kernel(
         tl.extra.cuda.gdc_wait()
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     VALID: tl.constexpr = GROUP * QUERY
-    CHUNK: tl.constexpr = 8192 // (ROWS * WIDTH) if ROWS * WIDTH < 8192 else 1
     length = tl.load(lengths + sequence)
     start, count = _place(query_start, sequence, QUERY)
     begin = 0
@@ -192,20 +218,8 @@ def decode_kernel(
         if active == 1:
             _store_whole(mixed, best, total, out_rows, sinks, head, valid, D, WIDTH, SINKS)
         else:
-            pair = sequence * tl.num_programs(1) + kv_head
-            _store_part(mixed, best, total, parts, bests, totals, pair * splits + split, D, WIDTH, ROWS, VALID)
-            # All threads' parts must be stored before the one thread that counts releases them.
-            tl.debug_barrier()
-            arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel")
-            if arrived == active - 1:
-                if QUERY == 1:
-                    _merge_heads(
-                        parts, bests, totals, pair * splits, active, out, sequence, kv_head, out_token, out_head, sinks,
-                        GROUP, D, WIDTH, MERGE, SINKS,
-                    )  # fmt: skip
-                else:
-                    _merge_rows(
-                        parts, bests, totals, pair * splits, active, out_rows, sinks, head, valid,
-                        D, WIDTH, ROWS, VALID, MERGE, CHUNK, SINKS,
-                    )  # fmt: skip
-                tl.store(counters + pair, 0)
+            _leave_part(
+                mixed, best, total, parts, bests, totals, counters, sequence, kv_head, split, splits, active, out,
+                out_rows, out_token, out_head, sinks, head, valid,
+                GROUP, QUERY, D, WIDTH, ROWS, VALID, MERGE, SINKS,
+            )  # fmt: skip

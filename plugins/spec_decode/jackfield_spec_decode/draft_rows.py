@@ -17,6 +17,18 @@ def no_drafts(count: int) -> Drafts:
     return Drafts(np.full((count, 1), -1, dtype=np.int32))
 
 
+def places(firsts: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the places of rows that begin at ``firsts`` and are ``sizes`` long, one row after another."""
+    rows = [np.arange(at, at + size, dtype=np.int64) for at, size in zip(firsts, sizes, strict=True)]
+    return np.concatenate(rows)
+
+
+def rows_of(slots: npt.NDArray[Any], known: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return where each slot is among those that are known, -1 where it is not."""
+    place = {slot: at for at, slot in enumerate(known.tolist())}
+    return np.array([place.get(slot, -1) for slot in slots.tolist()], dtype=np.int64)
+
+
 def limited(ids: Sequence[torch.Tensor], limits_B: npt.NDArray[Any]) -> Drafts:
     """Return drafts, each [B], place after place, without those past each sequence's limit: nobody computed them."""
     ids_BK = torch.stack(list(ids), 1)

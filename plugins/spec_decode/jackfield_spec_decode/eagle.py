@@ -1,6 +1,6 @@
 """EAGLE: a decoder layer that goes on from the target's own features. Configuration and weight maps.
 
-EAGLE-1: Li et al. 2024, arXiv:2401.15077. EAGLE-3: Li et al. 2025, arXiv:2503.01840.
+EAGLE-1: Li et al. 2024, arXiv:2401.15077. EAGLE-3: Li et al. 2025, arXiv:2503.01840. P-EAGLE: 2026, arXiv:2602.01469.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ class EagleConfig(TextConfig):
         theta, scaling: of the rotary embedding. fc_bias: whether the projection of the input adds a bias.
         draft_vocab: tokens that the head knows, for EAGLE-3. feature_size: width of the target.
         taps: which layers of the target are looked at, by the layer that comes behind; () for the usual three.
+        mask_token: stands for tokens that nobody knows yet, for layers that draft in parallel; None for others.
+        mask_shape: of the features that stand for unknown ones. normed_stream: the residual stream begins with the
+            normalized features.
     """
 
     num_heads: int
@@ -62,6 +65,9 @@ class EagleConfig(TextConfig):
     draft_vocab: int = 0
     feature_size: int = 0
     taps: tuple[int, ...] = ()
+    mask_token: int | None = None
+    mask_shape: tuple[int, ...] = ()
+    normed_stream: bool = False
 
 
 class Eagle(ModelArchitecture):
@@ -75,7 +81,7 @@ class Eagle(ModelArchitecture):
     @classmethod
     def config(cls, hf: ConfigReader) -> EagleConfig:
         """See ModelArchitecture."""
-        return EagleConfig(**_common(hf), fc_bias=bool(hf.get("bias", hf.get("eagle_fc_bias", False))))
+        return EagleConfig(**decoder_keys(hf), fc_bias=bool(hf.get("bias", hf.get("eagle_fc_bias", False))))
 
     @classmethod
     def attention_groups(cls, config: EagleConfig) -> tuple[AttentionGroup, ...]:
@@ -114,30 +120,34 @@ class Eagle(ModelArchitecture):
 
 class Eagle3(Eagle):
     """``Eagle3LlamaForCausalLM``: states of three of the target's layers and the next token, one layer, a head over
-    frequent tokens.
+    frequent tokens. More layers may follow, each of which takes what the one before it gives.
+
+    Checkpoints that draft in parallel (P-EAGLE) have ``mask_hidden`` beside: features, before they are fused, that
+    stand for unknown ones. Their config names the token that stands for unknown ones (``ptd_token_id``, ``pard_token``
+    or ``mask_token_id``), and their embedding is their own, since that token was learnt.
     """
 
     name = "Eagle3LlamaForCausalLM"
-    summary = "EAGLE-3 layers for Llama-like targets"
-    kinds: ClassVar[frozenset[str]] = frozenset({"Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"})
+    summary = "EAGLE-3 layers for Llama-like targets, which may draft in parallel"
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {"Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3", "PeagleLlamaForCausalLM", "PEagleDraftModel"}
+    )
 
     @classmethod
     def config(cls, hf: ConfigReader) -> EagleConfig:
-        """See ModelArchitecture.
-
-        Raises:
-            CheckpointError: there is more than one layer.
-        """
-        common = _common(hf)
-        if common["num_layers"] != 1:
-            raise CheckpointError(
-                "EAGLE-3 has one layer", field="num_hidden_layers", value=common["num_layers"], remedy="use one"
-            )
+        """See ModelArchitecture."""
+        common = decoder_keys(hf)
+        taps = tuple(hf.get("eagle_aux_hidden_state_layer_ids", ()))
+        width = hf.get("target_hidden_size", common["hidden_size"])
+        token, shape = _mask(hf, (len(taps) or 3) * width, common["vocab_size"])
         return EagleConfig(
             **common,
             draft_vocab=hf.get("draft_vocab_size", common["vocab_size"]),
-            feature_size=hf.get("target_hidden_size", common["hidden_size"]),
-            taps=tuple(hf.get("eagle_aux_hidden_state_layer_ids", ())),
+            feature_size=width,
+            taps=taps,
+            mask_token=token,
+            mask_shape=shape,
+            normed_stream=bool(hf.get("norm_before_residual", False)),
         )
 
     @classmethod
@@ -145,10 +155,15 @@ class Eagle3(Eagle):
         """See ModelArchitecture."""
         names = {"fc": "fc", "norm": "norm", "lm_head": "head", "midlayer.hidden_norm": "layers.0.hidden_norm"}
         names["midlayer.input_layernorm"] = "layers.0.input_norm"
-        rules = [WeightRule(f"model.{source}", target) for source, target in names.items()]
+        names |= {f"layers.{i}.input_layernorm": f"layers.{i}.input_norm" for i in range(1, config.num_layers)}
+        if config.mask_token is not None:
+            names |= {"mask_hidden": "mask_hidden", "embed_tokens": "embed"}
         if config.draft_vocab != config.vocab_size:
-            rules.append(WeightRule("model.d2t", "d2t"))
+            names["d2t"] = "d2t"
+        rules = [WeightRule(f"model.{source}", target) for source, target in names.items()]
         rules += _layer("model.midlayer", "layers.0")
+        for index in range(1, config.num_layers):
+            rules += _layer(f"model.layers.{index}", f"layers.{index}")
         return WeightMap(tuple(rules), (*IGNORE, r"(model\.)?(t2d|d2t)"), droppable="model.")
 
     @classmethod
@@ -172,10 +187,37 @@ def _layer(source: str, target: str) -> list[WeightRule]:
     return rules
 
 
-def _common(hf: ConfigReader) -> dict[str, Any]:
+def _mask(hf: ConfigReader, features: int, vocab: int) -> tuple[int | None, tuple[int, ...]]:
+    """Return the token that stands for unknown ones, or None, and the shape of the features that do.
+
+    Raises:
+        CheckpointError: there is no such token in the vocabulary.
+    """
+    names = ("ptd_token_id", "pard_token", "mask_token_id")
+    said = {name: hf.get(name) for name in names}
+    hf.ignore("parallel_drafting", "num_depths", "down_sample_ratio", "down_sample_ratio_min")
+    for name in names:
+        if said[name] is None:
+            continue
+        token = int(said[name])
+        if not 0 <= token < vocab:
+            raise CheckpointError(
+                f"the token that stands for unknown ones is none of the {vocab}", field=name, value=said[name]
+            )
+        # Checkpoints of the paper's authors have one dimension more than those of others.
+        return token, (1, 1, features) if name == "ptd_token_id" else (1, features)
+    return None, ()
+
+
+def decoder_keys(hf: ConfigReader) -> dict[str, Any]:
+    """Return what the keys of a Llama-like decoder say, by field of :class:`EagleConfig`.
+
+    Raises:
+        CheckpointError: there is another activation.
+    """
     act = hf.get("hidden_act", "silu")
     if act != "silu":
-        raise CheckpointError("EAGLE layers use silu", field="hidden_act", value=act, remedy="use another checkpoint")
+        raise CheckpointError("draft layers use silu", field="hidden_act", value=act, remedy="use another checkpoint")
     heads, width = hf.require("num_attention_heads", int), hf.require("hidden_size", int)
     scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"

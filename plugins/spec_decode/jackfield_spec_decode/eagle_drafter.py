@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from jackfield_spec_decode.feature_drafts import FeatureDrafts, Growth
+    from jackfield_spec_decode.parallel_drafts import ParallelDrafts
 
 
 LEVELS = 5
@@ -52,7 +53,9 @@ class EagleDrafter(Drafter):
         "tree_depth": Option(int, 0, f"levels of a tree; 0: {LEVELS}", tuple(range(17))),
     }
 
-    def __init__(self, drafts: FeatureDrafts, taps: tuple[int, ...], growth: Growth | None) -> None:
+    def __init__(
+        self, drafts: FeatureDrafts | ParallelDrafts, taps: tuple[int, ...], growth: Growth | None = None
+    ) -> None:
         self._drafts, self.taps, self._growth = drafts, taps, growth
 
     @classmethod
@@ -78,7 +81,6 @@ class EagleDrafter(Drafter):
             ConfigError: the checkpoint is for another target, or the target has too few layers.
         """
         from jackfield_spec_decode.eagle_model import EagleModule
-        from jackfield_spec_decode.feature_drafts import FeatureDrafts
 
         assert env.build is not None, "a draft checkpoint is needed"
         model, layers = env.build(), env.request.target_layers
@@ -98,12 +100,19 @@ class EagleDrafter(Drafter):
                 value=env.request.model,
                 remedy="name a checkpoint that was trained for this target",
             )
+        return cls.of(env, model, taps)
+
+    @classmethod
+    def of(cls, env: DrafterEnv, model: DraftModel, taps: tuple[int, ...]) -> EagleDrafter:
+        """Return the drafter over a model that fits the target."""
+        from jackfield_spec_decode.feature_drafts import FeatureDrafts
+
         return cls(FeatureDrafts(model, env.target), taps, _growth(env, model))
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """See Drafter."""
         if self._growth is not None:
-            return self._drafts.grow(batch, self._growth)
+            return self._drafts.grow(batch, self._growth)  # type: ignore[union-attr]  # no others have a growth
         return self._drafts.propose(batch)
 
     def draft(self, step: DraftRound) -> torch.Tensor:
@@ -147,14 +156,26 @@ def _growth(env: DrafterEnv, model: DraftModel) -> Growth | None:
 
 
 class Eagle3Drafter(EagleDrafter):
-    """EAGLE-3, as a chain or a dynamic tree."""
+    """EAGLE-3 (arXiv:2503.01840), as a chain or a dynamic tree; or all drafts in one pass (P-EAGLE, arXiv:2602.01469).
+
+    A checkpoint that was trained for one pass has ``mask_hidden`` and ``embed_tokens`` beside the parts of EAGLE-3, and
+    names the token that stands for unknown ones; see :class:`jackfield_spec_decode.eagle.Eagle3`. It is recognized by
+    that token. What is known and the masks behind it are one pass of the layers, after every step of the target; in
+    recorded rounds they are two.
+    """
 
     name = "eagle3"
-    summary = "EAGLE-3: a layer on the states of three of the target's layers, as a chain or a tree"
+    summary = "EAGLE-3: a layer on the states of three of the target's layers, as a chain, a tree, or all at once"
     kinds: ClassVar[frozenset[str]] = frozenset({"eagle3"})
     needs: ClassVar[frozenset[str]] = EagleDrafter.needs | {"taps"}
     builds: ClassVar[str] = "Eagle3LlamaForCausalLM"
     saved_as: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM", "LlamaForCausalLMEagle3"})
+    options: ClassVar[Mapping[str, Option]] = {
+        **EagleDrafter.options,
+        "parallel_drafting": Option(
+            bool, None, "make all drafts in one pass (P-EAGLE); not set: as the checkpoint was trained"
+        ),
+    }
     trainable: ClassVar[bool] = True
     training_options: ClassVar[Mapping[str, Option]] = {
         "heads": Option(int, 4, "drafts in a row that are learnt: the layer is unrolled", tuple(range(1, 17))),
@@ -162,6 +183,38 @@ class Eagle3Drafter(EagleDrafter):
         "initial": Option(str, "", "folder of a checkpoint of the same sizes, to go on from"),
         "intermediate_size": Option(int, None, "inner size of the layer; the target's where it says one"),
     }
+
+    @classmethod
+    def of(cls, env: DrafterEnv, model: DraftModel, taps: tuple[int, ...]) -> EagleDrafter:
+        """See EagleDrafter.
+
+        Raises:
+            ConfigError: one pass was asked for, and the checkpoint was not trained for it; or drafts of one pass are to
+                branch.
+        """
+        from jackfield_spec_decode.feature_drafts import FeatureDrafts
+        from jackfield_spec_decode.parallel_drafts import ParallelDrafts
+
+        able, asked = model.module.config.mask_token is not None, env.settings["parallel_drafting"]
+        field = f"plugins.options.{env.request.kind}.parallel_drafting"
+        if asked and not able:
+            raise ConfigError(
+                "the draft checkpoint has nothing that stands for tokens and features that are not known yet",
+                field=field,
+                value=asked,
+                remedy="name a P-EAGLE checkpoint, or leave the setting out",
+            )
+        growth = _growth(env, model)
+        if not able or asked is False:
+            return cls(FeatureDrafts(model, env.target, model.module.embed), taps, growth)
+        if growth is not None:
+            raise ConfigError(
+                "drafts that are made in one pass do not branch",
+                field=f"plugins.options.{env.request.kind}.tree_width",
+                value=env.settings["tree_width"],
+                remedy=f"leave it out, or set {field} to false",
+            )
+        return cls(ParallelDrafts(model, env.target, env.request.num_tokens), taps)
 
     @classmethod
     def trainer(cls, env: TrainerEnv) -> DraftTrainer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -82,7 +84,10 @@ class EagleModule(nn.Module):
 
 
 class Eagle3Module(EagleModule):
-    """EAGLE-3: features are made of the states of three layers, and the head has a vocabulary of its own."""
+    """EAGLE-3: features are made of the states of three layers, and the head has a vocabulary of its own.
+
+    ``embed`` is its own embedding, or None where it shares the target's.
+    """
 
     def __init__(self, config: EagleConfig, group: AttentionGroup, ctx: BuildContext) -> None:
         nn.Module.__init__(self)
@@ -92,11 +97,19 @@ class Eagle3Module(EagleModule):
         self.input_norm = ctx.norm("layers.0.input_norm", width, eps)
         self.hidden_norm = ctx.norm("layers.0.hidden_norm", width, eps)
         self.layer = EagleLayer(0, 2 * width, config, group, ctx)
+        more = range(1, config.num_layers)
+        self.norms = nn.ModuleList(ctx.norm(f"layers.{i}.input_norm", width, eps) for i in more)
+        self.layers = nn.ModuleList(EagleLayer(i, width, config, group, ctx) for i in more)
         self.norm = ctx.norm("norm", width, eps)
         self.head = ctx.head("head", config.draft_vocab, width)
-        self.d2t = None
+        self.d2t: Any = None
+        self.embed: Any = None
+        self.mask_hidden: Any = None
         if config.draft_vocab != config.vocab_size:
             self.d2t = ctx.parameters("d2t", {"weight": (config.draft_vocab,)}, dtype=torch.int64)
+        if config.mask_token is not None:
+            self.embed = ctx.embedding("embed", config.vocab_size, width)
+            self.mask_hidden = ctx.parameters("mask_hidden", {"weight": config.mask_shape})
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """Return which of the target's ``layers`` are looked at: an early, a middle and a late one."""
@@ -108,12 +121,26 @@ class Eagle3Module(EagleModule):
         fused_TE: torch.Tensor = self.fc(features_TF)
         return fused_TE
 
+    def unknown(self) -> Result:
+        """Return what stands for the embedding of an unknown token and for its features, [1, E] each; for modules that
+        draft in parallel.
+        """
+        assert self.embed is not None and self.mask_hidden is not None, "it drafts one token after another"
+        weight = self.mask_hidden.weight
+        return self.embed(torch.tensor([self.config.mask_token], device=weight.device)), self.fuse(weight.view(1, -1))
+
     def forward(
         self, embeds_TE: torch.Tensor, features_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext
     ) -> Result:
         """See EagleModule."""
-        x_TW = torch.cat((self.input_norm(embeds_TE), self.hidden_norm(features_TE)), -1)
-        normal_TE, stream_TE = self.norm.add(*self.layer(x_TW, features_TE, positions_T, ctx))
+        normed_TE = self.hidden_norm(features_TE)
+        x_TW = torch.cat((self.input_norm(embeds_TE), normed_TE), -1)
+        residual_TE = normed_TE if self.config.normed_stream else features_TE
+        added_TE, stream_TE = self.layer(x_TW, residual_TE, positions_T, ctx)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            normal_TE, stream_TE = norm.add(added_TE, stream_TE)  # type: ignore[operator]
+            added_TE, stream_TE = layer(normal_TE, stream_TE, positions_T, ctx)
+        normal_TE, stream_TE = self.norm.add(added_TE, stream_TE)
         return stream_TE, normal_TE
 
     def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from jackfield.interfaces import DraftBatch, DraftModel, DraftRound, Drafts, DraftTree, TargetStep
-from jackfield_spec_decode.draft_rows import limited, no_drafts
+from jackfield_spec_decode.draft_rows import limited, no_drafts, places, rows_of
 from jackfield_spec_decode.tree_growth import GrowingTree
 
 Ints = npt.NDArray[Any]
@@ -49,11 +49,12 @@ class FeatureDrafts:
 
     Args:
         model: with ``module(embeds, features, positions, context)``, ``module.fuse`` and ``module.logits``. target:
-            whose embedding is shared, and whose head may be.
+            whose head may be shared, and whose embedding is. embed: in place of the target's.
     """
 
-    def __init__(self, model: DraftModel, target: Any) -> None:
+    def __init__(self, model: DraftModel, target: Any, embed: Any = None) -> None:
         self._model, self._module, self._target = model, model.module, target
+        self._embed = target.embed if embed is None else embed
         self._slots: Ints = np.empty(0, dtype=np.int32)
         self._features = self._states = torch.empty(0)
 
@@ -68,11 +69,10 @@ class FeatureDrafts:
         begun = self._model.begin(slots, step.starts[rows], counts)
         ordered = rows[begun.order]
         firsts, sizes = step.first[ordered], step.counts[ordered]
-        index = np.concatenate([np.arange(at, at + size) for at, size in zip(firsts, sizes, strict=True)])
-        index_T = torch.from_numpy(index.astype(np.int64)).to(step.hidden.device)
+        index_T = torch.from_numpy(places(firsts, sizes)).to(step.hidden.device)
         given = torch.cat([tap[index_T] for tap in step.taps], -1) if step.taps else step.hidden[index_T]
         features_TE, states_TE = self._module(
-            self._target.embed(begun.next_ids), self._module.fuse(given), begun.positions, begun.context
+            self._embed(begun.next_ids), self._module.fuse(given), begun.positions, begun.context
         )
         ends = (begun.ends - 1)[np.argsort(begun.order)][step.samples[rows]]
         last_B = torch.from_numpy(ends.astype(np.int64)).to(features_TE.device)
@@ -88,7 +88,7 @@ class FeatureDrafts:
         begun = self._model.recorded(step.slots, step.starts, near_B, width)
         given = torch.cat(list(step.taps), -1) if step.taps else step.hidden
         features_TE, states_TE = self._module(
-            self._target.embed(begun.next_ids), self._module.fuse(given.flatten(0, 1)), begun.positions, begun.context
+            self._embed(begun.next_ids), self._module.fuse(given.flatten(0, 1)), begun.positions, begun.context
         )
         last_B = step.rows * width + step.kept
         features_BE, states_BE = features_TE[last_B], states_TE[last_B]
@@ -98,7 +98,7 @@ class FeatureDrafts:
         for place in range(1, step.num_drafts):
             # What is drafted at a place is computed one token before it.
             begun = self._model.recorded(step.slots, before_B, room_B, shift=place)
-            embeds_BE = self._target.embed(ids[-1])
+            embeds_BE = self._embed(ids[-1])
             features_BE, states_BE = self._module(embeds_BE, features_BE, begun.positions, begun.context)
             ids.append(self._likeliest(states_BE))
         # Where the draft model ends before the target does, there is less room than the step says.
@@ -124,7 +124,7 @@ class FeatureDrafts:
                 index = torch.from_numpy(rows).to(features_BE.device)
                 starts, ones = batch.lengths[rows] + place - 2, np.ones(len(rows), dtype=np.int32)
                 begun = self._model.begin(batch.slots[rows], starts, ones)
-                embeds = self._target.embed(ids[-1][index])
+                embeds = self._embed(ids[-1][index])
                 features_BE[index], states_BE[index] = self._module(
                     embeds, features_BE[index], begun.positions, begun.context
                 )
@@ -167,7 +167,7 @@ class FeatureDrafts:
             )
             counts = np.full(count, width, dtype=np.int32)
             begun = self._model.begin(slots, (lengths - 1 + stored).astype(np.int32), counts, masked)
-            embeds = self._target.embed(tips.ids_RW.flatten())
+            embeds = self._embed(tips.ids_RW.flatten())
             features_TE, states_TE = self._module(
                 embeds, tips.features_RWE.flatten(0, 1), begun.positions, begun.context
             )
@@ -178,8 +178,7 @@ class FeatureDrafts:
 
     def _kept(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, Ints]:
         """Return features and states [B, E] of the batch's sequences, and [B] drafts for each: none without them."""
-        place = {slot: at for at, slot in enumerate(self._slots.tolist())}
-        at = np.array([place.get(slot, -1) for slot in batch.slots.tolist()], dtype=np.int64)
+        at = rows_of(batch.slots, self._slots)
         limits = np.where(at >= 0, np.clip(self._model.max_length + 1 - batch.lengths, 0, batch.limits), 0)
         if not limits.any():
             return self._features, self._states, limits

@@ -104,7 +104,7 @@ def test_its_steps_are_not_recorded() -> None:
     worker = Worker.__new__(Worker)
     worker._platform = SimpleNamespace(graph_api=object)  # type: ignore[assignment]
     worker.spec = SimpleNamespace(architecture=Transformers, attention=())  # type: ignore[assignment]
-    worker._record_steps(SimpleNamespace(pooler=None))  # type: ignore[arg-type]
+    worker._record_steps(SimpleNamespace(pooler=None, drafter=None), 64)  # type: ignore[arg-type]
     worker.spec = SimpleNamespace(architecture=Llama, attention=())  # type: ignore[assignment]
     with pytest.raises(AttributeError, match="max_num_seqs"):
-        worker._record_steps(SimpleNamespace(pooler=None))  # type: ignore[arg-type]
+        worker._record_steps(SimpleNamespace(pooler=None, drafter=None), 64)  # type: ignore[arg-type]
