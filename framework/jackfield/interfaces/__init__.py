@@ -98,7 +98,7 @@ from jackfield.interfaces.training import (
     TrainingTarget,
 )
 from jackfield.interfaces.views import ConfigView
-from jackfield.interfaces.weights import RowOrder, RowSlice, WeightMap, WeightRule
+from jackfield.interfaces.weights import RowOrder, RowSlice, Scaling, WeightMap, WeightRule
 
 __all__ = [
     "ANY",
@@ -199,6 +199,7 @@ __all__ = [
     "RequestView",
     "RowOrder",
     "RowSlice",
+    "Scaling",
     "SchedulingPolicy",
     "SchedulingRequest",
     "Settings",

@@ -41,8 +41,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("platforms", Platform),
-        Family("models", ModelArchitecture, (1, 5)),
-        Family("quantization_methods", QuantizationMethod, (1, 4)),
+        Family("models", ModelArchitecture, (1, 6)),
+        Family("quantization_methods", QuantizationMethod, (1, 5)),
         Family("moe_experts", ExpertsBackend, (1, 2)),
         Family("attention_backends", AttentionBackend, (1, 2)),
         Family("ops", OpsProvider, (1, 2)),

@@ -243,6 +243,8 @@ class Exporter:
 
     calibrates: ClassVar[bool] = False
     """Whether :meth:`calibrated` is called in place of :meth:`tensors`: it looks at what matrices are given."""
+    scales: ClassVar[bool] = False
+    """Whether :meth:`factors` is called before :meth:`calibrated`, where factors can be moved to what comes before."""
 
     def config(self, plain: Sequence[str]) -> Mapping[str, object]:
         """Return the ``quantization_config`` of the checkpoint; the modules ``plain`` were left as they are."""
@@ -250,6 +252,15 @@ class Exporter:
 
     def tensors(self, weight_OI: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return the tensors of one module, by suffix."""
+        raise NotImplementedError
+
+    def factors(self, weights: Sequence[torch.Tensor], moments_II: torch.Tensor) -> torch.Tensor:
+        """Return positive factors [I], float32, by which the columns of matrices are to be multiplied before they are
+        quantized. What comes before is divided by them.
+
+        Args:
+            weights: matrices [O, I] that take the same inputs. moments_II: as for :meth:`calibrated`.
+        """
         raise NotImplementedError
 
     def calibrated(

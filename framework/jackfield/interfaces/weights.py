@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -67,15 +67,39 @@ class WeightRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """A place where factors can be moved: if the outputs of one module are divided by positive factors, feature by
+    feature, and the inputs of those that take them are multiplied by the same, the model computes what it did.
+
+    Args:
+        before: module path of a norm or a linear layer. after: paths of all linear layers that take what it gives;
+            nothing else may. shard: which outputs of ``before`` are meant, where it is a fused layer. offset: added to
+            the weight of a norm before it is used.
+    """
+
+    before: str
+    after: tuple[str, ...]
+    shard: str = ""
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WeightMap:
     """All rules of a checkpoint, and patterns (regular expressions on full tensor names) of tensors that are known
     and not needed. ``droppable`` is a start of the sources' names that a checkpoint may leave out (``transformer.``,
-    where it was saved without its head).
+    where it was saved without its head). ``scalings``: where factors can be moved, as far as that is known.
     """
 
     rules: tuple[WeightRule, ...]
     ignore: tuple[str, ...] = ()
     droppable: str = ""
+    scalings: tuple[Scaling, ...] = ()
+
+    def named(self) -> Iterator[tuple[str, WeightRule]]:
+        """Yield each rule with every name that its source may have."""
+        for rule in self.rules:
+            for name in dict.fromkeys((rule.source, rule.source.removeprefix(self.droppable))):
+                yield name, rule
 
 
 def unique_targets(rules: Iterable[WeightRule]) -> list[str]:

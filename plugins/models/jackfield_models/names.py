@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jackfield.interfaces import RowOrder, RowSlice, WeightMap, WeightRule
 from jackfield_models.moe_parts import ExpertNames, expert_rules, layer_experts
+from jackfield_models.scalings import scalings
 
 if TYPE_CHECKING:
     from jackfield_models.decoder import DecoderConfig
@@ -80,7 +81,7 @@ def weight_map(names: Names, config: DecoderConfig, *, paired: bool) -> WeightMa
         ignore += (rf"{head}\.weight",)
         if config.head_bias:
             rules.append(WeightRule(names.top["head"], "head"))
-    return WeightMap(tuple(rules), ignore, names.droppable)
+    return WeightMap(tuple(rules), ignore, names.droppable, tuple(scalings(config)))
 
 
 def _layer_rules(

@@ -7,83 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from jackfield.errors import ConfigError
-from jackfield.interfaces import Exporter, ParameterHolder
-from jackfield_quantization.online import GptqPlan
-from jackfield_quantization.online_export import packed_words
-from jackfield_quantization.unquantized_scheme import DenseScheme
+from jackfield.interfaces import Exporter
+from jackfield_quantization.calibrated import GptqPlan
+from jackfield_quantization.packing import packed_words
+from jackfield_quantization.rounding import SCALES, ZERO_POINTS, Rounded, Rounding
 
 NUMBERED = re.compile(r"\.\d+\.")
 """In a module's path: it belongs to a layer, whatever the model calls its layers."""
 BLOCK = 128
 """Inputs whose errors are kept back before they go to those behind."""
-
-
-class UnwrittenScheme(DenseScheme):
-    """Stands for a layer that is to be written; nothing is run with it."""
-
-    def finalize(self, layer: ParameterHolder) -> None:
-        """Refuse to run.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "calibrated_gptq writes checkpoints and runs none",
-            field="quantization.force",
-            value="calibrated_gptq",
-            remedy="write one with 'jackfield quantize --format gptq', and run that",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """Scales and zero points of one group, [O], and the largest number."""
-
-    scale: torch.Tensor
-    zero: torch.Tensor
-    largest: int
-
-    @classmethod
-    def of(cls, weight_OG: torch.Tensor, plan: GptqPlan) -> Rounding:
-        """Return that which covers all numbers of a group; its scales are such as float16 holds."""
-        largest = (1 << plan.bits) - 1
-        low, high = weight_OG.amin(1).clamp(max=0), weight_OG.amax(1).clamp(min=0)
-        if plan.symmetric:
-            high = torch.maximum(-low, high)
-            low = -high
-        scale = ((high - low) / largest).clamp(min=2.0**-24).half().float()
-        zero = (
-            torch.full_like(scale, (largest + 1) // 2) if plan.symmetric else (-low / scale).round().clamp(0, largest)
-        )
-        return cls(scale, zero, largest)
-
-    def numbers(self, weight_O: torch.Tensor) -> torch.Tensor:
-        """Return whole numbers [O] of one input."""
-        return (weight_O / self.scale + self.zero).round().clamp(0, self.largest)
-
-    def meaning(self, numbers_O: torch.Tensor) -> torch.Tensor:
-        """Return what they stand for."""
-        return (numbers_O - self.zero) * self.scale
-
-
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """A matrix of whole numbers [O, I], its scales and zero points [O, J], and the group of each input [I]."""
-
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    groups: torch.Tensor
-
-    def meaning(self) -> torch.Tensor:
-        """Return the float32 matrix that it stands for."""
-        return (self.numbers - self.zeros[:, self.groups]) * self.scales[:, self.groups]
 
 
 def rounded(weight_OI: torch.Tensor, moments_II: torch.Tensor, plan: GptqPlan) -> Rounded:
@@ -180,11 +117,11 @@ class GptqExporter(Exporter):
     ) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
         """See Exporter."""
         made, bits = rounded(weight_OI, moments_II, self._plan), self._plan.bits
-        zeros = made.zeros.to(torch.int64) - (1 if self._plan.symmetric else 0)
+        zeros = made.zeros - (1 if self._plan.symmetric else 0)
         tensors = {
-            "qweight": packed_words(made.numbers.to(torch.int64), bits).t().contiguous(),
-            "qzeros": packed_words(zeros.t(), bits),
-            "scales": made.scales.t().contiguous().half(),
+            "qweight": packed_words(made.numbers, bits).t().contiguous(),
+            ZERO_POINTS: packed_words(zeros.t(), bits),
+            SCALES: made.scales.t().contiguous().half(),
             "g_idx": made.groups.int(),
         }
         return tensors, made.meaning().to(weight_OI.dtype)

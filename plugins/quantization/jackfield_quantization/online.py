@@ -36,27 +36,6 @@ class OnlineSpec:
         return (not self.only or named(module, self.only)) and not named(module, self.ignore)
 
 
-@dataclass(frozen=True, slots=True)
-class GptqPlan(OnlineSpec):
-    """How to quantize as GPTQ.
-
-    Args:
-        bits: of a number. group: inputs that share a scale, 0 for all. reordered: in the order of what inputs
-            contribute. symmetric: no zero points. damping: share of the mean moment that is added to each.
-    """
-
-    bits: int = 4
-    group: int = 128
-    reordered: bool = False
-    symmetric: bool = True
-    damping: float = 0.01
-
-    def fits(self, outputs: int, inputs: int) -> bool:
-        """Return whether a matrix is made of whole groups and whole words."""
-        numbers = 32 // self.bits
-        return inputs % (self.group or 1) == 0 and inputs % numbers == 0 and outputs % numbers == 0
-
-
 class OnlineMethod(QuantizationMethod):
     """Base: dense checkpoints whose linear layers and experts become something smaller. Embedding and output projection
     stay as they are, and so do layers whose inputs are not whole blocks.
@@ -190,73 +169,6 @@ class Nf4(BlockMethod):
     name: ClassVar[str] = "nf4"
     summary: ClassVar[str] = "dense weights, converted to nf4 at load"
     block: ClassVar[int] = 64
-
-
-class CalibratedGptq(OnlineMethod):
-    """Writes GPTQ checkpoints (arXiv:2210.17323): numbers are chosen for what layers are given when the model reads a
-    text. Experts, and layers whose sizes are no whole groups and words, stay as they are.
-    """
-
-    name: ClassVar[str] = "calibrated_gptq"
-    summary: ClassVar[str] = "writes GPTQ checkpoints of dense ones: jackfield quantize --format gptq --text FILE"
-    writes: ClassVar[str] = "gptq"
-    options: ClassVar[Mapping[str, Option]] = {
-        **OnlineMethod.options,
-        "bits": Option(int, 4, "of a number", (2, 4, 8)),
-        "group_size": Option(int, 128, "inputs that share a scale; 0 for all"),
-        "desc_act": Option(bool, False, "quantize inputs in the order of what they contribute"),
-        "symmetric": Option(bool, True, "no zero points"),
-        "damping": Option(float, 0.01, "share of the mean moment that is added to each"),
-    }
-
-    @classmethod
-    def configure(cls, spec: OnlineSpec, settings: Settings) -> OnlineSpec:
-        """Return the spec of the layers that the user means, and how to quantize them.
-
-        Raises:
-            ConfigError: an option has a value that no checkpoint can have.
-        """
-        found = super().configure(spec, settings)
-        values: dict[str, Any] = {n: settings.values.get(n, option.default) for n, option in cls.options.items()}
-        group, damping = values["group_size"], values["damping"]
-        for name, fits in (("group_size", group >= 0), ("damping", 0 < damping < 1)):
-            if not fits:
-                raise ConfigError(
-                    f"{name} has no sense",
-                    field=f"plugins.options.{cls.name}.{name}",
-                    value=values[name],
-                    remedy="a group of 0 stands for all inputs" if name == "group_size" else "use a share such as 0.01",
-                )
-        return GptqPlan(
-            found.ignore,
-            found.only,
-            bits=values["bits"],
-            group=group,
-            reordered=values["desc_act"],
-            symmetric=values["symmetric"],
-            damping=damping,
-        )
-
-    @classmethod
-    def scheme(cls, info: LayerInfo, spec: OnlineSpec | None) -> LinearScheme | None:
-        """See OnlineMethod."""
-        plan = spec if isinstance(spec, GptqPlan) else GptqPlan()
-        fits = info.role == "linear" and all(plan.fits(shard.size, info.input_size) for shard in info.shards)
-        return super().scheme(info, spec) if fits else None
-
-    @classmethod
-    def converted(cls, info: LayerInfo) -> LinearScheme | None:
-        """Return a scheme that says no more than that the layer is one to write."""
-        from jackfield_quantization.gptq_export import UnwrittenScheme
-
-        return UnwrittenScheme()
-
-    @classmethod
-    def exporter(cls, spec: Any) -> Exporter | None:
-        """Return what writes GPTQ checkpoints."""
-        from jackfield_quantization.gptq_export import GptqExporter
-
-        return GptqExporter(spec)
 
 
 def patterns_in(text: str) -> tuple[str, ...]:

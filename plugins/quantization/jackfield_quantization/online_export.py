@@ -13,7 +13,7 @@ import torch
 from jackfield.interfaces import Exporter
 from jackfield.layers.functional import quantize_rows
 from jackfield_quantization.online_schemes import CONVERSIONS, SCALE, ZERO, encode
-from jackfield_quantization.packing import WORD, unpack_nibbles
+from jackfield_quantization.packing import packed_words, unpack_nibbles
 from jackfield_quantization.unquantized_scheme import WEIGHT
 
 Tensors = Mapping[str, torch.Tensor]
@@ -52,13 +52,6 @@ class CompressedExporter(Exporter):
     def tensors(self, weight_OI: torch.Tensor) -> Tensors:
         """See Exporter."""
         return self.make(weight_OI)
-
-
-def packed_words(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return int32 words of unsigned numbers along the last dimension, which fill words; the lowest bits first."""
-    shifts = torch.arange(0, WORD, bits)
-    words = (torch.unflatten(values.long(), -1, (-1, WORD // bits)) << shifts).sum(-1)
-    return torch.where(words >= 1 << (WORD - 1), words - (1 << WORD), words).int()
 
 
 def _fp8(weight_OI: torch.Tensor) -> Tensors:

@@ -70,6 +70,18 @@ def unpack_words(words: torch.Tensor, bits: int, dim: int = -1, order: Sequence[
     return values.movedim(-1, dim)
 
 
+def packed_words(values: torch.Tensor, bits: int, order: Sequence[int] = ()) -> torch.Tensor:
+    """Return int32 words of unsigned numbers along the last dimension, which fill words; the lowest bits first.
+
+    Args:
+        values: [..., n]. bits: of a number, of which a word holds a whole count. order: as for :func:`unpack_words`.
+    """
+    split = torch.unflatten(values.long(), -1, (-1, WORD // bits))
+    places = torch.tensor(order or range(WORD // bits), device=values.device)
+    words = (split << places * bits).sum(-1)
+    return torch.where(words >= 1 << (WORD - 1), words - (1 << WORD), words).int()
+
+
 def _per_word(words: torch.Tensor, bits: int) -> torch.Tensor:
     shifts = torch.arange(WORD // bits, dtype=torch.int32, device=words.device) * bits
     values = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
