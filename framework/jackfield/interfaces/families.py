@@ -44,9 +44,9 @@ FAMILIES: dict[str, Family] = {
         Family("models", ModelArchitecture, (1, 6)),
         Family("quantization_methods", QuantizationMethod, (1, 5)),
         Family("moe_experts", ExpertsBackend, (1, 2)),
-        Family("attention_backends", AttentionBackend, (1, 2)),
-        Family("ops", OpsProvider, (1, 2)),
-        Family("drafters", Drafter, (1, 2)),
+        Family("attention_backends", AttentionBackend, (1, 3)),
+        Family("ops", OpsProvider, (1, 3)),
+        Family("drafters", Drafter, (1, 3)),
         Family("scheduling_policies", SchedulingPolicy),
         Family("logits_processors", LogitsProcessor),
     )

@@ -45,7 +45,7 @@ def test_other_major_is_refused_without_import(site: Site) -> None:
     assert ref.load() is None and site.imported() == []
     assert ref.error is not None and (ref.error.code, ref.stage) == ("api_version", "api")
     assert ref.sentence() == (
-        "plugin rocket (acme 1.2) could not be loaded: needs attention_backends API 2, this core offers 1.2"
+        "plugin rocket (acme 1.2) could not be loaded: needs attention_backends API 2, this core offers 1.3"
     )
 
 
@@ -59,11 +59,11 @@ def test_unknown_family_and_unknown_group(site: Site) -> None:
 
 
 def test_newer_minor_is_refused(site: Site) -> None:
-    site.attention("rocket", "api = (1, 3)")
+    site.attention("rocket", "api = (1, 4)")
     ref = Registry.discover(entry_points=site.points()).refs()[0]
     assert ref.load() is None
     assert ref.error is not None and ref.error.code == "api_version"
-    assert ref.error.text == "needs attention_backends API 1.3, this core offers 1.2"
+    assert ref.error.text == "needs attention_backends API 1.4, this core offers 1.3"
 
 
 @pytest.mark.parametrize(
