@@ -50,7 +50,7 @@ def test_running_a_cell_again_replaces_the_class() -> None:
     ("plugin", "message"),
     [
         (attention_class(""), " has no name"),
-        (attention_class("late", api=(1, 9)), "needs attention_backends API 1.9, this core offers 1.2"),
+        (attention_class("late", api=(1, 9)), "needs attention_backends API 1.9, this core offers 1.3"),
         (attention_class("odd", kinds="full"), "kinds is 'full', not a set of strings"),
         (Plugin, "is not a plugin class; families: platforms, models"),
         (int, "is not a plugin class; families: platforms, models"),
