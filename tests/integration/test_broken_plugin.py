@@ -39,7 +39,7 @@ def test_help_and_plugins_work_and_tell_what_is_wrong(site: Path) -> None:
     listed = jackfield(site, "plugins")
     assert listed.returncode == 0
     assert "plugin boom (broken-plugin 1.0) could not be loaded: RuntimeError: this plugin is broken" in listed.stdout
-    wanted = "plugin future (broken-plugin 1.0) could not be loaded: needs drafters API 2, this core offers 1.2"
+    wanted = "plugin future (broken-plugin 1.0) could not be loaded: needs drafters API 2, this core offers 1.3"
     assert wanted in listed.stdout
 
 
