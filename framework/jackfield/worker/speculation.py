@@ -132,6 +132,7 @@ class Speculation:
         self._drawn: Drawn | None = None
         hosted = drafter.placement == "host"
         self._tokens = np.zeros((slots, limits.max_length + limits.num_drafts + 1), dtype=np.int32) if hosted else None
+        self._known = np.zeros(slots, dtype=np.int64)
 
     @property
     def drafter(self) -> Drafter | None:
@@ -143,11 +144,14 @@ class Speculation:
         if self._tokens is not None:
             for one in new:
                 self._tokens[one.slot, : len(one.token_ids)] = one.token_ids
+                self._known[one.slot] = len(one.token_ids)
 
     def note(self, plan: SchedulerOutput, ids_R: Ints) -> None:
         """Take what a step without drafts sampled."""
         if self._tokens is not None:
-            self._tokens[plan.slots[plan.samples], (plan.starts + plan.counts)[plan.samples]] = ids_R
+            slots = plan.slots[plan.samples]
+            self._tokens[slots, self._known[slots]] = ids_R
+            self._known[slots] += 1
 
     def release(self, slots: list[int]) -> None:
         """Forget sequences that gave up their slots."""
@@ -197,8 +201,11 @@ class Speculation:
 
     def _keep(self, places: Places, tokens: Ints) -> None:
         if self._tokens is not None:
+            # A round that was launched ahead does not say where its sequences stand: results come in order.
             row, place = np.nonzero(tokens >= 0)
-            self._tokens[places.slots[row], places.known[row] + place] = tokens[row, place]
+            slots = places.slots[row]
+            self._tokens[slots, self._known[slots] + place] = tokens[row, place]
+            self._known[places.slots] += (tokens >= 0).sum(1)
 
     def observe(self, places: Places, accepted: npt.NDArray[np.int64]) -> None:
         """Tell the drafter what became of its drafts."""
