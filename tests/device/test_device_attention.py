@@ -58,7 +58,7 @@ def test_against_brute_force(backend: type[AttentionBackend], name: str, dtype: 
 
 @pytest.mark.parametrize("name", ["decode", "prefill", "chunks", "mixed"])
 def test_prompts_by_flashinfer(name: str) -> None:
-    pytest.importorskip("flashinfer")
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
     shape = on_device(SHAPES[name], "bfloat16")
     if not is_compiled(request_of(shape)):
         pytest.skip("FlashInfer's kernels are not compiled here, which takes minutes")

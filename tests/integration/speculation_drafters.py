@@ -235,7 +235,7 @@ def _watch_rounds(rounds: Any, tables: Any, seen: list[tuple[list[int], list[int
         result = draft(count)
         for slot, row in zip(slots, result.tolist(), strict=True):
             found = [t for t in row[len(row) // 2 + 1 :] if t >= 0]
-            seen.append((tables[slot, : int(rounds._known[slot])].tolist(), found))
+            seen.append((tables[slot, : int(rounds._batch.known[slot])].tolist(), found))
         return result
 
     rounds.verify, rounds.draft = verified, drafted

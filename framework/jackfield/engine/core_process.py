@@ -75,8 +75,8 @@ def _serve(spec: ProcessSpec, commands: Any, notices: list[Any]) -> None:
     registry = Registry.from_manifest(spec.manifest)
     digest = registry.manifest(registry.refs()).digest
     core = EngineCore(spec.resolution)
-    # What was made until now lives as long as this process: the collector of cycles would stop a step for 100 ms and
-    # more to look at all of it again.
+    # What was made until now lives as long as this process: the collector of cycles need not look at all of it again in
+    # the middle of a step.
     gc.collect()
     gc.freeze()
     free_blocks = core.scheduler.cache.pool.num_free

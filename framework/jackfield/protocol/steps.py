@@ -86,6 +86,13 @@ class SchedulerOutput:
     unseen: BoolArray | None = None
 
     @property
+    def is_round(self) -> bool:
+        """Whether it is a round of speculation: each sequence brings its last known token and its drafts, in chains."""
+        if self.num_drafts is None or self.draft_parents is not None or not len(self.slots):
+            return False
+        return bool(self.samples.all()) and bool((self.counts == 1 + self.num_drafts).all())
+
+    @property
     def num_tokens(self) -> int:
         """New tokens of the step."""
         return int(self.counts.sum())

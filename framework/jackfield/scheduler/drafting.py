@@ -132,10 +132,8 @@ class Drafting:
         return self._rounds.fits(len(plan.slots)) and not drafts.any() and not self._is_round(plan)
 
     def _is_round(self, plan: SchedulerOutput) -> bool:
-        """Return whether a step with drafts is a recorded round."""
-        assert self._rounds is not None and plan.num_drafts is not None
-        ready = bool(plan.samples.all()) and bool((plan.counts == 1 + plan.num_drafts).all())
-        return ready and self._rounds.fits(len(plan.slots))
+        """Return whether a step is a recorded round."""
+        return self._rounds is not None and self._rounds.fits(len(plan.slots)) and plan.is_round
 
     def measure(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Learn what steps of running sequences cost."""

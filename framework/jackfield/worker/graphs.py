@@ -60,7 +60,6 @@ class DecodeGraphs:
     ) -> None:
         self._api, self._batch, self._forward, self._transfer = api, batch, forward, transfer
         self._pool, self._ops = api.new_pool(), ops
-        self._known = torch.zeros(len(batch.tokens), dtype=torch.int64, device=transfer.device)
         larger = [size for size in SIZES if size < max_sequences]
         self.sizes = (*larger, max_sequences)
         self._recorded: dict[int, Recorded] = {}
@@ -96,8 +95,7 @@ class DecodeGraphs:
         return recorded.logits[:count], recorded.ids[:count]
 
     def replay_once(self, size: int) -> None:
-        """Run a recorded step of rows that are no sequences, to see how long it takes."""
-        self._recorded[size].inputs[0] = self._batch.padding_slot
+        """Run a step as it was recorded, of rows that are no sequences, to see how long it takes."""
         self._api.replay(self._recorded[size].graph)
 
     def _record(self, size: int) -> Recorded:
@@ -110,8 +108,8 @@ class DecodeGraphs:
             prepared = self._batch.prepare_uniform(inputs[0], inputs[1])
             logits = self._forward(prepared)
             ids = self._ops["greedy_tokens"](logits)
-            tokens, slots, starts = self._batch.tokens, inputs[0], inputs[1]
-            self._ops["keep_tokens"](tokens, self._known, slots, starts, slots, ids[:, None][:, 1:], ids[:, None])
+            tokens, known, slots, starts = self._batch.tokens, self._batch.known, inputs[0], inputs[1]
+            self._ops["keep_tokens"](tokens, known, slots, starts, slots, ids[:, None][:, 1:], ids[:, None])
             results["logits"], results["ids"] = logits, ids
 
         for _ in range(WARMUPS):

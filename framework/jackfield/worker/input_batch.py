@@ -73,6 +73,8 @@ class InputBatch:
         self._block_size = block_size
         self._max_length = max_length
         self.tokens = torch.zeros((slots + 1, max_length + 1), dtype=torch.int32, device=device)
+        self.known = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        """[S] how many tokens recorded steps left of each sequence."""
         self._types = torch.zeros_like(self.tokens) if typed else None
         self._states = [group.is_state for group in groups]
         self._ops = ops

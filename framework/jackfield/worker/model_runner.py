@@ -349,7 +349,7 @@ class ModelRunner:
         output = ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, self._logprobs_of(verified, places, shown)))
         if computed is not None:
             self._settle(plan, places, accepted, computed)
-        speculation.observe(places, accepted)
+        speculation.observe(places.slots, accepted)
         lengths = places.known + (tokens >= 0).sum(1, dtype=np.int32)
         wanted = None if plan.draft_limits is None else plan.draft_limits[places.rows]
         if self._drafts_later(plan):
@@ -370,17 +370,20 @@ class ModelRunner:
         parts, speculation = self._parts, self._speculation
         assert speculation is not None and plan.num_drafts is not None, "rounds are of drafts"
         left = rounds.verify(plan)
-        places = Places.of(plan)
         if not rounds.drafts or speculation.draws(plan.slots):
+            places = Places.of(plan)
             width = left.ids_BN.shape[1]
             at = parts.transfer.send_index(places.owner * width + places.within)
             hidden_NE = left.hidden_TE[at]
             computed = None if self._reads_text_alone else Computed(left.inputs, left.hidden_TE, hidden_NE)
             return self._verify_and_draft(plan, places, left.logits_TV[at], computed)
-        shown = left.logits_TV
-        if not parts.state.plain_greedy(plan.slots):
+        shown, plain = left.logits_TV, parts.state.plain_greedy(plan.slots)
+        if not plain:
             shown = self._sample_round(plan, left)
-        return self._deliver_round(plan, places, rounds.draft(len(plan.slots)), shown)
+        pending = self._deliver_round(plan, rounds.draft(len(plan.slots)), shown)
+        # To sample others, the host must know where they stand.
+        pending.leads = plain
+        return pending
 
     def _sample_round(self, plan: SchedulerOutput, left: TargetPass) -> torch.Tensor:
         """Put sampled tokens in the place of the largest logits; return the logits that they were drawn from."""
@@ -392,9 +395,7 @@ class ModelRunner:
         left.ids_BN.copy_(ids.view(count, width))
         return edited if self._sampler.shows_processed else left.logits_TV
 
-    def _deliver_round(
-        self, plan: SchedulerOutput, places: Places, result: torch.Tensor, shown_TV: torch.Tensor
-    ) -> PendingStep:
+    def _deliver_round(self, plan: SchedulerOutput, result: torch.Tensor, shown_TV: torch.Tensor) -> PendingStep:
         """Return what a round gave: tokens [B, 1 + K] and the drafts behind them.
 
         Args:
@@ -403,20 +404,20 @@ class ModelRunner:
         speculation, width = self._speculation, result.shape[1] // 2 + 1
         assert speculation is not None, "rounds are of drafts"
         host, logprobs = self._parts.transfer.fetch(result), None
-        leads = self._parts.state.plain_greedy(plan.slots)
         if (self._parts.state.logprobs[plan.slots] > -2).any():
             tokens = result[:, :width].cpu().numpy()
             sources = np.broadcast_to(np.arange(width), tokens.shape)
             verified = Verified(tokens, (tokens >= 0).sum(1) - 1, sources)
+            places = Places.of(plan)
             whole = replace(places, owner=np.repeat(places.rows, width))
             logprobs = self._logprobs_of(verified, whole, shown_TV)
 
         def finish() -> ModelRunnerOutput:
             tokens, drafts = host.numpy()[:, :width], host.numpy()[:, width:]
-            speculation.learn(places, tokens)
+            speculation.learn(plan.slots, tokens)
             return ModelRunnerOutput(plan.step_id, SamplerOutput(tokens, logprobs), next_drafts=drafts)
 
-        return PendingStep(finish, leads=leads)
+        return PendingStep(finish)
 
     def _settle(
         self, plan: SchedulerOutput, places: Places, accepted: npt.NDArray[np.int64], computed: Computed

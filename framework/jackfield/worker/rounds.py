@@ -94,7 +94,7 @@ class RoundGraphs:
         self._rounds: dict[int, Round] = {}
         self._max_length, self._ops = max_length, ops
         self._numbers = torch.arange(max(*sizes, num_drafts), device=transfer.device)
-        self._known, self._proposed = torch.zeros((2, len(batch.tokens)), dtype=torch.int64, device=transfer.device)
+        self._proposed = torch.zeros(len(batch.tokens), dtype=torch.int64, device=transfer.device)
 
     @property
     def drafts(self) -> bool:
@@ -116,10 +116,9 @@ class RoundGraphs:
         it is a decode step.
         """
         drafts = plan.num_drafts
-        if drafts is None or plan.draft_parents is not None or not 0 < len(plan.slots) <= max(self.sizes):
+        if drafts is None or len(plan.slots) > max(self.sizes) or not plan.is_round:
             return False
-        ready = bool(plan.samples.all()) and bool((plan.counts == 1 + drafts).all())
-        return ready and (self.drafts or bool(drafts.any()))
+        return self.drafts or bool(drafts.any())
 
     def verify(self, plan: SchedulerOutput) -> TargetPass:
         """Compute the step's tokens; what is returned is valid until the next round."""
@@ -153,9 +152,8 @@ class RoundGraphs:
         return round_.result[:count]
 
     def replay_once(self, size: int) -> None:
-        """Run a recorded round of rows that are no sequences, to see how long it takes."""
+        """Run a round as it was recorded, of rows that are no sequences, to see how long it takes."""
         round_ = self._rounds[size]
-        round_.given.copy_(self._nothing(size))
         self._api.replay(round_.verify)
         if self.drafts:
             self._api.replay(round_.draft)
@@ -191,7 +189,7 @@ class RoundGraphs:
     def _verify(self, given: torch.Tensor) -> Round:
         slots_B, tokens = given[SLOTS], self._batch.tokens
         starts_B, counts_B, drafts_BK = self._ops["begin_round"](
-            tokens, self._known, self._proposed, slots_B, given[STARTS], given[DRAFTS], given[IDS:]
+            tokens, self._batch.known, self._proposed, slots_B, given[STARTS], given[DRAFTS], given[IDS:]
         )
         inputs = self._batch.prepare_uniform(slots_B, starts_B, counts_B + 1, 1 + self._width)
         hidden_TE = self._forward(inputs)
@@ -203,7 +201,7 @@ class RoundGraphs:
         given, ids_BN, tokens = round_.given, round_.ids_BN, self._batch.tokens
         slots_B, starts_B = given[SLOTS], round_.starts_B
         kept_B, last_B = self._ops["keep_tokens"](
-            tokens, self._known, slots_B, starts_B, round_.counts_B, round_.drafts_BK, ids_BN
+            tokens, self._batch.known, slots_B, starts_B, round_.counts_B, round_.drafts_BK, ids_BN
         )
         room_B = torch.minimum(given[ROOM], self._max_length - 2 - starts_B - kept_B)
         found_BK = self._found(round_, kept_B, last_B, room_B)

@@ -186,7 +186,7 @@ class Speculation:
         tokens[:, :-1] = np.where(np.arange(width) < accepted[:, None], np.take_along_axis(drafts, order, 1), -1)
         tokens[rows, accepted] = sampled[rows, sources[rows, accepted]]
         tokens[which, accepted[which]] = last
-        self._keep(places, tokens)
+        self._keep(places.slots, tokens)
         return Verified(tokens, accepted, sources)
 
     def draws(self, slots: Ints) -> bool:
@@ -194,22 +194,22 @@ class Speculation:
         drafter, greedy = self._drafter, self._sampler.state.greedy
         return drafter is not None and drafter.draws and not self._limits.greedy_drafts and not greedy[slots].all()
 
-    def learn(self, places: Places, tokens: Ints) -> None:
+    def learn(self, slots: Ints, tokens: Ints) -> None:
         """Take the tokens [R, 1 + K] that a recorded round gave, -1 behind the last of each sequence."""
-        self._keep(places, tokens)
-        self.observe(places, (tokens >= 0).sum(1) - 1)
+        self._keep(slots, tokens)
+        self.observe(slots, (tokens >= 0).sum(1) - 1)
 
-    def _keep(self, places: Places, tokens: Ints) -> None:
+    def _keep(self, slots_R: Ints, tokens: Ints) -> None:
         if self._tokens is not None:
             # A round that was launched ahead does not say where its sequences stand: results come in order.
             row, place = np.nonzero(tokens >= 0)
-            slots = places.slots[row]
+            slots = slots_R[row]
             self._tokens[slots, self._known[slots] + place] = tokens[row, place]
-            self._known[places.slots] += (tokens >= 0).sum(1)
+            self._known[slots_R] += (tokens >= 0).sum(1)
 
-    def observe(self, places: Places, accepted: npt.NDArray[np.int64]) -> None:
+    def observe(self, slots: Ints, accepted: npt.NDArray[np.int64]) -> None:
         """Tell the drafter what became of its drafts."""
-        self.guard(lambda drafter: drafter.observe(DraftOutcome(places.slots, accepted)))
+        self.guard(lambda drafter: drafter.observe(DraftOutcome(slots, accepted)))
 
     def propose(
         self,

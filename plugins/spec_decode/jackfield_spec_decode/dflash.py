@@ -15,15 +15,13 @@ from jackfield.interfaces import (
     WeightMap,
     WeightRule,
 )
-from jackfield_spec_decode.eagle import decoder_keys
+from jackfield_spec_decode.eagle import decoder_keys, full_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-GROUP = "full"
-"""All layers are in one group of attention."""
 LAYER = {
     "q.q": "self_attn.q_proj",
     "kv.k": "self_attn.k_proj",
@@ -119,19 +117,7 @@ class DFlashModel(ModelArchitecture):
     @classmethod
     def attention_groups(cls, config: DFlashConfig) -> tuple[AttentionGroup, ...]:
         """See ModelArchitecture."""
-        return (
-            AttentionGroup(
-                name=GROUP,
-                kind="full",
-                layers=tuple(range(config.num_layers)),
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_size=config.head_size,
-                value_head_size=config.head_size,
-                scale=config.head_size**-0.5,
-                features=frozenset({"gqa"} if config.num_kv_heads != config.num_heads else ()),
-            ),
-        )
+        return (full_group(config),)
 
     @classmethod
     def weight_map(cls, config: DFlashConfig, container: str) -> WeightMap:

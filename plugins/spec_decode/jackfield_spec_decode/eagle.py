@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.errors import CheckpointError
 from jackfield.interfaces import (
@@ -86,19 +86,7 @@ class Eagle(ModelArchitecture):
     @classmethod
     def attention_groups(cls, config: EagleConfig) -> tuple[AttentionGroup, ...]:
         """See ModelArchitecture."""
-        return (
-            AttentionGroup(
-                name="full",
-                kind="full",
-                layers=tuple(range(config.num_layers)),
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_size=config.head_size,
-                value_head_size=config.head_size,
-                scale=config.head_size**-0.5,
-                features=frozenset({"gqa"} if config.num_kv_heads != config.num_heads else ()),
-            ),
-        )
+        return (full_group(config),)
 
     @classmethod
     def weight_map(cls, config: EagleConfig, container: str) -> WeightMap:
@@ -177,6 +165,41 @@ class Eagle3(Eagle):
 def usual_taps(layers: int) -> tuple[int, ...]:
     """Return behind how many of a target's layers EAGLE-3 looks where nothing else is said."""
     return 2, layers // 2, layers - 3
+
+
+class Heads(Protocol):
+    """Sizes of layers that are all alike."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many there are."""
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Cache heads."""
+
+    @property
+    def head_size(self) -> int:
+        """Of queries, keys and values."""
+
+
+def full_group(config: Heads) -> AttentionGroup:
+    """Return the one group of layers that all attend to everything."""
+    return AttentionGroup(
+        name="full",
+        kind="full",
+        layers=tuple(range(config.num_layers)),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        value_head_size=config.head_size,
+        scale=config.head_size**-0.5,
+        features=frozenset({"gqa"} if config.num_kv_heads != config.num_heads else ()),
+    )
 
 
 def _layer(source: str, target: str) -> list[WeightRule]:
