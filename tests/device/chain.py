@@ -13,13 +13,16 @@ import torch
 from op_checks import draw
 from paged_case import Case, Shape, limits_of, make_case
 
-from jackfield.interfaces import LayerInfo, OpRequest, OutputShard, Parallel
+from jackfield.interfaces import LayerInfo, OpRequest, OutputShard, Parallel, PendingNorm
 from jackfield.interfaces.plugin import Settings
+from jackfield.layers.activation import GatedActivation
+from jackfield.layers.norm import RmsNorm
 from jackfield_attention.triton_backend import TritonBackend
 from jackfield_ops.triton_ops import TritonOps
 from jackfield_quantization.triton_dense_scheme import SkinnyScheme
 
 EPS = 1e-6
+OPS = ("rms_norm", "fused_add_rms_norm", "silu_and_mul")
 
 
 @dataclass(frozen=True)
@@ -49,19 +52,32 @@ class Linear:
     def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
         raise NotImplementedError
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def takes_narrow(self, rows: int) -> bool:
+        return False
+
+    def folds(self, op: str, rows: int) -> bool:
+        return op in self.scheme.folded_ops(self.info, rows)
+
+    def gated(self, x: torch.Tensor | PendingNorm, op: str) -> torch.Tensor:
+        return self.scheme.apply_folded(self, x, None, op)
+
+    def __call__(self, x: torch.Tensor | PendingNorm) -> torch.Tensor:
         """Return the product."""
+        if isinstance(x, PendingNorm):
+            return self.scheme.apply_folded(self, x, None)
         return self.scheme.apply(self, x, None)
 
 
 class Block:
-    """One layer: norm, qkv, norm and rotation and cache write, attention, o, norm, gate and up, activation, down."""
+    """One layer: norm, qkv, norm and rotation and cache write, attention, o, norm, gate and up, activation, down.
+    ``fold``: norms and activations are folded into products where the scheme does that.
+    """
 
-    def __init__(self, case: Case, sizes: Sizes, seed: int, pdl: bool) -> None:
+    def __init__(self, case: Case, sizes: Sizes, seed: int, pdl: bool, fold: bool) -> None:
         shape, like = case.shape, case.qkv
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.size
         settings = Settings({"pdl": pdl})
-        self.norm, self.gate = (_op(name, case, settings) for name in ("fused_add_rms_norm", "silu_and_mul"))
+        ops = {name: _op(name, case, settings) for name in OPS}
         self.attention: Any = TritonBackend.layer(replace(case.env, settings=settings), 0)
         self.cache = {name: plane.clone() for name, plane in case.cache.items()}
         rows = [(heads + 2 * kv_heads) * size, sizes.width, 2 * sizes.intermediate, sizes.width]
@@ -69,22 +85,28 @@ class Block:
         self.qkv, self.o, self.up, self.down = (
             Linear(o, i, like, 10 * seed + n, pdl) for n, (o, i) in enumerate(zip(rows, columns, strict=True))
         )
-        self.weights = [1 + draw(n, dtype=like.dtype, device=shape.device) / 8 for n in (sizes.width, size)]
+        self.of_head = 1 + draw(size, dtype=like.dtype, device=shape.device) / 8
+        self.activation = GatedActivation("silu", ops, frozenset() if fold else frozenset(OPS))
+        self.input_norm, self.post_norm = (
+            RmsNorm("norm", sizes.width, EPS, ops, like.dtype, like.device, foldable=fold) for _ in range(2)
+        )
+        for norm, fed in ((self.input_norm, self.qkv), (self.post_norm, self.up)):
+            norm.weight.data.copy_(1 + draw(sizes.width, dtype=like.dtype, device=shape.device) / 8)
+            norm.feed(fed)
 
     def __call__(
         self, x_BE: torch.Tensor, residual_BE: torch.Tensor, angles: torch.Tensor, metadata: Any, slots: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the layer adds, and the residual before it."""
-        of_width, of_head = self.weights
-        x_BE, residual_BE = self.norm(x_BE, residual_BE, of_width, EPS)
+        x_BE, residual_BE = self.input_norm.add(x_BE, residual_BE)
         qkv = self.qkv(x_BE)
-        self.attention.prepare(qkv, angles, of_head, of_head, EPS, self.cache, slots)
+        self.attention.prepare(qkv, angles, self.of_head, self.of_head, EPS, self.cache, slots)
         heads, size = self.attention.heads, self.attention.size
         q_BHD = qkv[:, : heads * size].view(-1, heads, size)
         mixed = q_BHD.new_empty(q_BHD.shape)
         self.attention.attend(q_BHD, self.cache, metadata, mixed)
-        x_BE, residual_BE = self.norm(self.o(mixed.flatten(1)), residual_BE, of_width, EPS)
-        return self.down(self.gate(self.up(x_BE))), residual_BE
+        x_BE, residual_BE = self.post_norm.add(self.o(mixed.flatten(1)), residual_BE)
+        return self.down(self.activation.of(self.up, x_BE)), residual_BE
 
 
 def _op(name: str, case: Case, settings: Settings) -> Callable[..., Any]:
@@ -94,13 +116,13 @@ def _op(name: str, case: Case, settings: Settings) -> Callable[..., Any]:
 class Chain:
     """All layers, and the tensors that a recorded graph reads and writes."""
 
-    def __init__(self, shape: Shape, sizes: Sizes, pdl: bool) -> None:
+    def __init__(self, shape: Shape, sizes: Sizes, pdl: bool, fold: bool = True) -> None:
         self.case = make_case(TritonBackend, shape)
         self.sizes = sizes
         builder = TritonBackend.metadata_builder(self.case.env)
         builder.allocate(limits_of(self.case))
         self.metadata: Any = builder.build(self.case.step)
-        self.blocks = [Block(self.case, sizes, seed, pdl) for seed in range(sizes.layers)]
+        self.blocks = [Block(self.case, sizes, seed, pdl, fold) for seed in range(sizes.layers)]
         like, count = self.case.qkv, len(shape.counts)
         self.x, self.residual, self.out = (like.new_zeros(count, sizes.width) for _ in range(3))
         self.angles = torch.zeros(count, shape.size, device=like.device)

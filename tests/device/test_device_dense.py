@@ -10,7 +10,8 @@ import torch
 from op_checks import BOUNDS, draw
 from recording import record
 
-from jackfield.interfaces import LayerInfo, OutputShard, Parallel
+from jackfield.interfaces import LayerInfo, OutputShard, Parallel, PendingNorm
+from jackfield.layers.functional import settled, silu_and_mul
 from jackfield_platforms.cuda_device import CudaGraphs
 from jackfield_quantization.triton_dense_launch import skinny_product
 from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
@@ -103,3 +104,30 @@ def test_splits_that_arrive_in_any_order_add_up_to_the_same() -> None:
     counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
     results = [skinny_product(x, weight, None, x.new_empty(16, 4096), shape, counters) for _ in range(50)]
     assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [*SIZES, (24576, 4096), (1536, 576)])
+def test_norms_and_gates_that_are_folded(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    layer, factor = Layer(outputs, inputs, dtype), 1 + draw(inputs, dtype=dtype, device="cuda", seed=4) / 4
+    seen = set()
+    for rows in range(1, 17):
+        ops = layer.scheme.folded_ops(layer.info, rows)
+        # Small enough for the product of two sums in float16.
+        x, other = (draw(rows, inputs, dtype=dtype, device="cuda", seed=rows + n) / 16 for n in (0, 40))
+        plain = x.double()
+        given: torch.Tensor | PendingNorm = x
+        if "fused_add_rms_norm" in ops:
+            given = PendingNorm(x, other, torch.full_like(x, torch.nan), factor / 16, 1e-6)
+            wide = (x + other).double()
+            plain = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (factor / 16).double()
+            assert relative_error(settled(given), plain) < BOUNDS[dtype]
+        for gate in sorted(ops & {"silu_and_mul"}):
+            product = plain @ layer.weight.double().t()
+            found = layer.scheme.apply_folded(layer, given, None, gate)
+            assert relative_error(found, silu_and_mul(product)) < 2 * BOUNDS[dtype], rows
+            if isinstance(given, PendingNorm):
+                assert given.total is not None and torch.equal(given.total, x + other)
+                assert relative_error(layer.scheme.apply_folded(layer, given, None), product) < BOUNDS[dtype]
+        seen |= ops
+    assert len(seen) == 5

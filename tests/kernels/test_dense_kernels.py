@@ -17,16 +17,26 @@ import pytest
 import torch
 from op_checks import BOUNDS, draw
 
-from jackfield.interfaces import LayerInfo, OutputShard, Parallel, ParameterHolder
+from jackfield.interfaces import LayerInfo, OutputShard, Parallel, ParameterHolder, PendingNorm
+from jackfield.layers.functional import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from jackfield_quantization.triton_dense_launch import padded_rows, skinny_product, splits_used, tiles_ahead
-from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
+from jackfield_quantization.triton_dense_plan import GATES, SkinnyShape, foldable_ops, narrow_shape, skinny_shape
 from jackfield_quantization.triton_dense_scheme import SkinnyScheme
 
 PLAIN = SkinnyShape(4, 32, 1, 4, 1, matrix=False)
 MATRIX = SkinnyShape(16, 32, 1, 4, 1, matrix=True)
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have on capability 9.0."""
-MODELS = [(6144, 4096), (4096, 4096), (4096, 12288), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+MODELS = [
+    (6144, 4096),
+    (24576, 4096),
+    (4096, 4096),
+    (4096, 12288),
+    (4096, 1024),
+    (1024, 2048),
+    (6144, 1024),
+    (1024, 3072),
+]
 
 
 def product(
@@ -81,6 +91,70 @@ def test_a_second_launch_with_the_same_counters() -> None:
     assert torch.equal(first, second)
 
 
+EPS = 1e-5
+ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+
+
+def pending(rows: int, inputs: int, dtype: torch.dtype, residual: bool) -> PendingNorm:
+    x, factor = draw(rows, inputs, dtype=dtype, seed=1), 1 + draw(inputs, dtype=dtype, seed=4) / 4
+    if not residual:
+        return PendingNorm(x, None, None, factor, EPS)
+    other = draw(rows, inputs, dtype=dtype, seed=5)
+    return PendingNorm(x, other, torch.full_like(x, torch.nan), factor, EPS)
+
+
+def normed(given: PendingNorm) -> torch.Tensor:
+    """Return the norm in float64, of the rounded sum."""
+    total = given.x if given.residual is None else given.x + given.residual
+    wide = total.double()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + given.eps) * given.weight.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("residual", [False, True], ids=["alone", "added"])
+@pytest.mark.parametrize(("rows", "shape"), [(1, PLAIN), (1, MATRIX), (5, MATRIX), (16, MATRIX)], ids=str)
+def test_a_norm_before_the_product(rows: int, shape: SkinnyShape, residual: bool, dtype: torch.dtype) -> None:
+    for outputs, inputs in ((24, 160), (33, 129)):
+        given = pending(rows, inputs, dtype, residual)
+        weight, bias = draw(outputs, inputs, dtype=dtype, seed=2), draw(outputs, dtype=dtype, seed=3)
+        out = torch.full((rows, outputs), torch.nan, dtype=dtype)
+        skinny_product(given, weight, bias, out, shape, torch.zeros(9, dtype=torch.int32))
+        wanted = normed(given) @ weight.double().t() + bias.double()
+        assert relative_error(out, wanted) < BOUNDS[dtype]
+        if given.residual is not None and given.total is not None:
+            assert torch.equal(given.total, given.x + given.residual)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("rows", "shape"), [(1, PLAIN), (4, PLAIN), (7, MATRIX)], ids=str)
+def test_a_gate_after_the_product(rows: int, shape: SkinnyShape, splits: int, kind: str) -> None:
+    for half, inputs in ((12, 160), (33, 129), (1, 64)):
+        x, weight = draw(rows, inputs, dtype=torch.float32), draw(2 * half, inputs, dtype=torch.float32, seed=2) / 8
+        bias = draw(2 * half, dtype=torch.float32, seed=3)
+        out, counters = torch.full((rows, half), torch.nan), torch.zeros(64, dtype=torch.int32)
+        skinny_product(x, weight, bias, out, replace(shape, splits=splits), counters, gate=kind)
+        wanted = ACTIVATIONS[kind](x.double() @ weight.double().t() + bias.double())
+        assert relative_error(out, wanted) < BOUNDS[torch.float32]
+        assert not counters.any()
+
+
+def test_a_norm_and_a_gate_around_a_product_of_scaled_weights() -> None:
+    given, scale = pending(1, 96, torch.float32, residual=True), draw(20, dtype=torch.float32, seed=6).abs()
+    weight, out = draw(20, 96, dtype=torch.float32, seed=2) / 8, torch.full((1, 10), torch.nan)
+    counters = torch.zeros(9, dtype=torch.int32)
+    skinny_product(given, weight, None, out, PLAIN, counters, scale_O=scale, gate="silu")
+    wanted = silu_and_mul(normed(given) @ (weight * scale[:, None]).double().t())
+    assert relative_error(out, wanted) < BOUNDS[torch.float32]
+
+
+def test_what_can_be_folded() -> None:
+    norms = {"rms_norm", "fused_add_rms_norm"}
+    assert foldable_ops(1, None) == foldable_ops(1, replace(PLAIN, block_o=1)) == frozenset()
+    assert foldable_ops(1, PLAIN) == foldable_ops(16, MATRIX) == norms | set(GATES)
+    assert foldable_ops(2, PLAIN) == foldable_ops(1, replace(PLAIN, splits=2)) == set(GATES)
+
+
 class Layer:
     """The least a layer can be."""
 
@@ -115,6 +189,27 @@ def test_the_scheme_launches_the_kernel_for_few_rows(rows: int, monkeypatch: pyt
     assert scheme.apply(layer, x, bias, out) is out
     assert relative_error(out, wanted) < BOUNDS[torch.float16]
     assert torch.equal(scheme.apply(layer, x, bias), out)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_the_scheme_folds_what_it_says(rows: int) -> None:
+    layer, scheme = Layer(), OnFewCores()
+    assert scheme.folded_ops(layer.info, rows) == frozenset(), "where nothing is launched nothing is folded"
+    scheme.finalize(layer)
+    ops = scheme.folded_ops(layer.info, rows)
+    assert ops >= set(GATES) if rows < 17 else not ops
+    assert ("fused_add_rms_norm" in ops) == ("rms_norm" in ops) == (rows == 1)
+    for op in sorted(ops & set(GATES)):
+        given: Any = (
+            pending(1, 512, torch.float16, residual=True) if rows == 1 else draw(rows, 512, dtype=torch.float16)
+        )
+        found = scheme.apply_folded(layer, given, None, op)
+        plain = normed(given) if rows == 1 else given.double()
+        assert relative_error(found, ACTIVATIONS[GATES[op]](plain @ layer.weight.double().t())) < BOUNDS[torch.float16]
+    if rows == 1:
+        given = pending(1, 512, torch.float16, residual=False)
+        wanted = normed(given) @ layer.weight.double().t()
+        assert relative_error(scheme.apply_folded(layer, given, None), wanted) < BOUNDS[torch.float16]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +257,7 @@ def compiled() -> list[dict[str, Any]]:
 def test_chosen_launches_compile_and_fit_the_device(compiled: list[dict[str, Any]]) -> None:
     assert {row["kernel"] for row in compiled} == {"skinny_kernel"}
     assert len(compiled) == len({row["case"] for row in compiled}) > 2
+    assert {(row["folded"], row["narrow"]) for row in compiled} == {(False, False), (True, False), (True, True)}
     assert [row for row in compiled if row["shared_bytes"] > SHARED_LIMIT or row["spilled_bytes"]] == []
 
 
@@ -188,22 +284,40 @@ def chosen() -> dict[tuple[SkinnyShape, int], tuple[int, int, int]]:
     return found
 
 
+def folded(rows: int, shape: SkinnyShape, x: torch.Tensor) -> list[tuple[torch.Tensor | PendingNorm, str]]:
+    """Return what can be folded into a launch: rows, perhaps before their norm, and gates."""
+    ops = foldable_ops(rows, shape)
+    normed = PendingNorm(x, x, torch.empty_like(x), x[0], EPS) if "fused_add_rms_norm" in ops else x
+    return [(given, gate) for given, gate in ((normed, ""), (normed, "silu")) if gate or given is not x]
+
+
 def main() -> None:
-    """Compile everything."""
+    """Compile everything: plain launches, those that do not overlap, folded ones, and folded ones of narrow weights."""
     import triton
     from ahead_of_time import Compiler
 
     compiler = Compiler(90)
     triton.runtime.JITFunction.run = lambda self, *args, **options: compiler(self, *args, **options)
-    launches = [(launch, sizes, True) for launch, sizes in chosen().items()]
-    launches += [(launch, sizes, False) for launch, sizes, _ in launches if sizes[0] in (1, 16)]
-    for (shape, padded), (rows, outputs, inputs), pdl in launches:
-        compiler.label = f"{shape} {padded} {pdl}"
-        x, weight, out = (
-            torch.empty(size, dtype=torch.bfloat16) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
-        )
-        skinny_product(x, weight, None, out, shape, torch.zeros(outputs, dtype=torch.int32), pdl)
-        compiler.rows[-1]["matrix"] = shape.matrix
+
+    def launch(shape: SkinnyShape, sizes: tuple[int, int, int], fold: bool, pdl: bool, narrow: bool) -> None:
+        rows, outputs, inputs = sizes
+        x, out = (torch.empty(rows, size, dtype=torch.bfloat16) for size in (inputs, outputs))
+        weight = torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn if narrow else torch.bfloat16)
+        scale, counters = torch.empty(outputs) if narrow else None, torch.zeros(outputs, dtype=torch.int32)
+        for given, gate in folded(rows, shape, x) if fold else [(x, "")]:
+            compiler.label = f"{shape} {padded_rows(rows, shape)} {pdl} {fold} {gate} {narrow}"
+            kept = out[:, : outputs // 2] if gate else out
+            skinny_product(given, weight, None, kept, shape, counters, pdl, scale, gate)
+            compiler.rows[-1] |= {"matrix": shape.matrix, "folded": fold, "narrow": narrow}
+
+    for (shape, _), sizes in chosen().items():
+        for fold, pdl in ((False, True), (True, True), (False, False)):
+            if pdl or sizes[0] in (1, 16):
+                launch(shape, sizes, fold, pdl, narrow=False)
+    found = {narrow_shape(outputs, inputs, 132): (1, outputs, inputs) for outputs, inputs in MODELS}
+    for narrow, sizes in found.items():
+        assert narrow is not None
+        launch(narrow, sizes, True, True, narrow=True)
     sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
 
 

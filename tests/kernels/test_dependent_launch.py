@@ -14,7 +14,7 @@ import triton.language as tl
 from op_checks import angles_of, draw
 from paged_case import Case, Shape, attend, limits_of, make_case
 
-from jackfield.interfaces import DeviceFacts, OpRequest, QuantizedActivation
+from jackfield.interfaces import DeviceFacts, OpRequest, PendingNorm, QuantizedActivation
 from jackfield.interfaces.plugin import Settings
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.triton_backend import TritonBackend
@@ -112,6 +112,22 @@ def test_products_wait_for_all_but_weights(
     assert torch.equal(found, wanted)
     assert before.programs() == 2 * splits_used(inputs, shape)
     assert not counters.any()
+
+
+@pytest.mark.parametrize(("rows", "matrix"), [(1, False), (1, True), (5, True)])
+@pytest.mark.parametrize("inputs", [32, 150])
+def test_folded_norms_wait_for_both_streams(inputs: int, rows: int, matrix: bool, before: Predecessor) -> None:
+    shape = SkinnyShape(16, 32, 1, 4, 1, matrix=matrix)
+    x, residual, weight, factor = (draw(n, inputs, dtype=HALF, seed=n) for n in (rows, rows, 24, 1))
+    counters, out = torch.zeros(2, dtype=torch.int32), torch.zeros(rows, 12, dtype=HALF)
+    given = PendingNorm(x, residual, torch.zeros_like(x), factor[0], 1e-6)
+    assert given.total is not None
+    wanted = skinny_product(given, weight, None, torch.empty_like(out), shape, counters, gate="silu").clone()
+    given.total.zero_()
+    hidden = [x, residual, out, given.total]
+    found = before.during(hidden, lambda: skinny_product(given, weight, None, out, shape, counters, True, gate="silu"))
+    assert torch.equal(found, wanted) and torch.equal(given.total, x + residual)
+    assert before.programs() == 2
 
 
 def overlapped(case: Case) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from jackfield.engine.setup import Progress
 from jackfield.errors import ConfigError
 from jackfield.executor.in_process import InProcessExecutor
 from jackfield.interfaces import WeightMap, WeightRule
+from jackfield.layers.functional import settled
 from jackfield.layers.linear import Linear
 from jackfield.loader.arrange import arrange
 from jackfield.protocol import SamplingParams
@@ -124,7 +125,7 @@ class Calibration:
         counts = dict.fromkeys(paths, 0)
 
         def watch(module: Linear, arguments: tuple[Any, ...]) -> None:
-            x_TI = arguments[0].detach().float()
+            x_TI = settled(arguments[0]).detach().float()
             product = x_TI.t() @ x_TI
             sums[module.path] = sums[module.path].add_(product) if module.path in sums else product
             counts[module.path] += len(x_TI)

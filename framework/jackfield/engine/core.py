@@ -156,6 +156,7 @@ def worker_spec(resolution: Resolution) -> WorkerSpec:
         plain=resolution.plain,
         attention=tuple(_choices(resolution.attention)),
         ops={op: (d.provider, d.request, d.settings) for op, d in resolution.ops.items()},
+        named_ops=frozenset(op for op, decision in resolution.ops.items() if decision.named),
         experts=resolution.experts,
         drafter=drafter.drafter if drafter else None,
         drafter_request=drafter.request if drafter else None,

@@ -153,6 +153,29 @@ class QuantizedActivation:
     values: torch.Tensor
     scales: torch.Tensor
 
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingNorm:
+    """Rows before a root-mean-square norm (arXiv:1910.07467) that the linear layer computes along with its product. All
+    tensors are contiguous and of one type.
+
+    Args:
+        x: [T, I]. residual: [T, I] to add first, or None. total: [T, I], where the layer leaves ``x + residual``,
+            rounded; None without a residual. weight: [I], of the norm. eps: added to the mean square.
+    """
+
+    x: torch.Tensor
+    residual: torch.Tensor | None
+    total: torch.Tensor | None
+    weight: torch.Tensor
+    eps: float
+
+    def __len__(self) -> int:
+        return len(self.x)
+
 
 class ParameterHolder(Protocol):
     """The layer as a scheme sees it: its facts, and its parameters as attributes."""
@@ -193,6 +216,13 @@ class LinearScheme:
         """
         return None
 
+    def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
+        """Return the ops, of those that come right before and after a product, which ``apply_folded`` computes along
+        with it for that many rows: ``rms_norm`` and ``fused_add_rms_norm`` before it, ``silu_and_mul`` and its kin
+        after it.
+        """
+        return frozenset()
+
     def apply(
         self,
         layer: ParameterHolder,
@@ -201,6 +231,14 @@ class LinearScheme:
         out_TO: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return ``x @ W.T + bias``, in ``out`` when given."""
+        raise NotImplementedError
+
+    def apply_folded(
+        self, layer: ParameterHolder, x_TI: torch.Tensor | PendingNorm, bias_O: torch.Tensor | None, gate: str = ""
+    ) -> torch.Tensor:
+        """Return ``x @ W.T + bias`` with what belongs to it: the norm of pending rows before, and after it the op
+        ``gate``, which makes [T, O / 2] of it. Asked for only what ``folded_ops`` names.
+        """
         raise NotImplementedError
 
     def lookup(self, layer: ParameterHolder, ids_T: torch.Tensor) -> torch.Tensor:

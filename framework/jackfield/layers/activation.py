@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from jackfield.errors import ConfigError, did_you_mean
+from jackfield.interfaces import PendingNorm
 from jackfield.layers.norm import Fed
 
 GATED = {
@@ -24,6 +25,22 @@ GATED = {
     "gelu_python": "gelu_and_mul",
 }
 """HF's activation names and the op that each is."""
+
+
+class Projection(Protocol):
+    """A layer whose results an activation takes."""
+
+    def folds(self, op: str, rows: int) -> bool:
+        """Return whether it computes an op after it along with its product of that many rows."""
+        ...
+
+    def gated(self, x_TI: torch.Tensor | PendingNorm, op: str) -> torch.Tensor:
+        """Return the op of the product."""
+        ...
+
+    def __call__(self, x_TI: Any) -> torch.Tensor:
+        """Return the product."""
+        ...
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -73,18 +90,21 @@ class GatedActivation:
     quantized where the layer that it feeds likes that.
 
     Args:
-        name: HF's name. ops: chosen implementations.
+        name: HF's name. ops: chosen implementations. named: ops whose implementation the user named, which are never
+            folded into another kernel.
 
     Raises:
         ConfigError: the name is unknown.
     """
 
-    def __init__(self, name: str, ops: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, name: str, ops: Mapping[str, Callable[..., Any]], named: frozenset[str] = frozenset()) -> None:
+        self._folded = ""
         if name in PLAIN and name not in GATED:
             self._plain, self._quant = _times_up(PLAIN[name]), None
         else:
             op = gated_op(name)
             self._plain, self._quant = ops[op], ops.get(f"{op}_quant")
+            self._folded = op if op not in named else ""
         self._fed: Fed | None = None
 
     def feed(self, layer: Fed) -> None:
@@ -96,6 +116,14 @@ class GatedActivation:
         if self._fed is not None and self._quant is not None and self._fed.takes_narrow(len(x_T2F)):
             return self._quant(x_T2F)
         return self._plain(x_T2F)
+
+    def of(self, projection: Projection, x_TI: Any) -> Any:
+        """Return the activation [T, F] of what a projection gives, in one kernel where the projection can."""
+        rows = len(x_TI)
+        narrow = self._fed is not None and self._quant is not None and self._fed.takes_narrow(rows)
+        if self._folded and not narrow and projection.folds(self._folded, rows):
+            return projection.gated(x_TI, self._folded)
+        return self(projection(x_TI))
 
 
 class PlainActivation:
@@ -119,6 +147,10 @@ class PlainActivation:
     def __call__(self, x_TF: torch.Tensor) -> torch.Tensor:
         """Return [T, F]."""
         return self._function(x_TF)
+
+    def of(self, projection: Projection, x_TI: Any) -> torch.Tensor:
+        """Return the activation [T, F] of what a projection gives."""
+        return self._function(projection(x_TI))
 
 
 def gated_op(name: str) -> str:

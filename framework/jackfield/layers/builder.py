@@ -64,6 +64,7 @@ class BuildPlan:
         weights: where checkpoint tensors go. tensors: facts of the checkpoint's tensors. max_length: longest sequence
             that will be run, or 0 for the longest that the model was made for. batch_invariant: as in LayerInfo.
         cache_scales: module paths of scales of cached keys and values by layer, where the checkpoint has some.
+        named_ops: ops whose implementation the user named: they run as they are, not folded into another kernel.
     """
 
     dtype: torch.dtype
@@ -79,6 +80,7 @@ class BuildPlan:
     max_length: int = 0
     batch_invariant: bool = False
     cache_scales: Mapping[int, str] = field(default_factory=dict)
+    named_ops: frozenset[str] = frozenset()
 
 
 class LayerBuilder:
@@ -143,7 +145,8 @@ class LayerBuilder:
             return HeadNorm(name, over, size, eps, kind, self._plan.communicator, dtype, device)
         if kind == "layer":
             return LayerNorm(name, size, eps, dtype, device, offset, weight=weight, bias=bias)
-        return RmsNorm(name, size, eps, self._plan.ops, dtype, device, offset, weight=weight)
+        foldable = not self._plan.named_ops & {"rms_norm", "fused_add_rms_norm"}
+        return RmsNorm(name, size, eps, self._plan.ops, dtype, device, offset, weight=weight, foldable=foldable)
 
     def rotary(
         self,
@@ -300,7 +303,7 @@ class LayerBuilder:
 
     def activation(self, name: str, *, gated: bool = True) -> GatedActivation | PlainActivation:
         """See BuildContext."""
-        return GatedActivation(name, self._plan.ops) if gated else PlainActivation(name)
+        return GatedActivation(name, self._plan.ops, self._plan.named_ops) if gated else PlainActivation(name)
 
     def moe(self, name: str, config: MoEConfig) -> Moe:
         """See BuildContext."""

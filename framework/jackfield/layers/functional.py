@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jackfield.interfaces import QuantizedActivation
+from jackfield.interfaces import PendingNorm, QuantizedActivation
 from jackfield.layers import step_ops
 from jackfield.layers.routing import route
 from jackfield.sampling.draw import draw_tokens
@@ -35,6 +35,14 @@ def fused_add_rms_norm(
     """Return (norm(x + residual), x + residual)."""
     total = x_TE + residual_TE
     return rms_norm(total, weight_E, eps), total
+
+
+def settled(x_TE: torch.Tensor | PendingNorm) -> torch.Tensor:
+    """Return rows after the norm that is pending, if one is; what it is to leave elsewhere is not touched."""
+    if not isinstance(x_TE, PendingNorm):
+        return x_TE
+    total = x_TE.x if x_TE.residual is None else x_TE.x + x_TE.residual
+    return rms_norm(total, x_TE.weight, x_TE.eps)
 
 
 def silu_and_mul(x_T2F: torch.Tensor) -> torch.Tensor:

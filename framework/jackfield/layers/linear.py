@@ -18,6 +18,7 @@ from jackfield.interfaces import (
     Parallel,
     ParameterHolder,
     ParameterSpec,
+    PendingNorm,
     QuantizedActivation,
 )
 from jackfield.layers.parameters import SchemeWeight
@@ -64,8 +65,18 @@ class Linear(SchemeWeight):
         """Return whether that many rows are best given in float8_e4m3fn with a scale each."""
         return self.scheme.activation_spec(self.info, rows) == NARROW
 
-    def forward(self, x_TI: torch.Tensor | QuantizedActivation) -> torch.Tensor:
+    def folds(self, op: str, rows: int) -> bool:
+        """Return whether the layer computes an op right before or after it along with its product of that many rows."""
+        return not self._reduce and op in self.scheme.folded_ops(self.info, rows)
+
+    def gated(self, x_TI: torch.Tensor | PendingNorm, op: str) -> torch.Tensor:
+        """Return the op of the product, [T, O / 2]; only where the layer ``folds`` it."""
+        return self.scheme.apply_folded(self, x_TI, self.bias, op)
+
+    def forward(self, x_TI: torch.Tensor | QuantizedActivation | PendingNorm) -> torch.Tensor:
         """Return [T, O]; for ROW layers the sum over ranks, the bias added once."""
+        if isinstance(x_TI, PendingNorm):
+            return self.scheme.apply_folded(self, x_TI, self.bias)
         if not self._reduce:
             return self.scheme.apply(self, x_TI, self.bias)
         partial = self._communicator.all_reduce(self.scheme.apply(self, x_TI, None))
@@ -105,8 +116,13 @@ class Head(Linear):
         super().__init__(info, scheme if tied is None else _Nothing(), communicator, device)
         self._tied = [tied] if tied is not None else []  # a list, so that torch does not register it twice
 
-    def forward(self, x_TI: torch.Tensor | QuantizedActivation) -> torch.Tensor:
+    def folds(self, op: str, rows: int) -> bool:
+        """Nothing feeds a head alone."""
+        return False
+
+    def forward(self, x_TI: torch.Tensor | QuantizedActivation | PendingNorm) -> torch.Tensor:
         """Return logits [T, V]."""
+        assert not isinstance(x_TI, PendingNorm), "a head folds nothing"
         if self._tied:
             owner = self._tied[0]
             local = owner.scheme.apply(owner, x_TI, self.bias)
@@ -134,6 +150,10 @@ class ThenPlain(LinearScheme):
         """See LinearScheme."""
         return self._plain.activation_spec(info, rows)
 
+    def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
+        """See LinearScheme."""
+        return self._plain.folded_ops(info, rows)
+
     def apply(
         self,
         layer: ParameterHolder,
@@ -143,6 +163,12 @@ class ThenPlain(LinearScheme):
     ) -> torch.Tensor:
         """See LinearScheme."""
         return self._plain.apply(layer, x_TI, bias_O, out_TO)
+
+    def apply_folded(
+        self, layer: ParameterHolder, x_TI: torch.Tensor | PendingNorm, bias_O: torch.Tensor | None, gate: str = ""
+    ) -> torch.Tensor:
+        """See LinearScheme."""
+        return self._plain.apply_folded(layer, x_TI, bias_O, gate)
 
     def lookup(self, layer: ParameterHolder, ids_T: torch.Tensor) -> torch.Tensor:
         """See LinearScheme."""

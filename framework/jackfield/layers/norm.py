@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from jackfield.interfaces import Communicator, OutputShard, RankInfo
+from jackfield.interfaces import Communicator, OutputShard, PendingNorm, RankInfo
 from jackfield.layers.parameters import LoadableModule, PlainWeight, ShardedWeight
 
 Ops = Mapping[str, Callable[..., Any]]
@@ -25,10 +25,15 @@ class Fed(Protocol):
         """Return whether it likes that many rows best in 8-bit floats with a scale each."""
         ...
 
+    def folds(self, op: str, rows: int) -> bool:
+        """Return whether it computes an op before it along with its product of that many rows."""
+        ...
+
 
 class RmsNorm(PlainWeight):
     """Root-mean-square norm with an optional offset on the weight (Gemma stores weight - 1). Its results are quantized
-    where the layer that it feeds likes that. Without a weight of its own it has ones.
+    where the layer that it feeds likes that, and left to that layer where it folds the norm into its product and
+    nothing else is wanted (``foldable``). Without a weight of its own it has ones.
     """
 
     weight: torch.Tensor
@@ -44,6 +49,7 @@ class RmsNorm(PlainWeight):
         offset: float = 0.0,
         *,
         weight: bool = True,
+        foldable: bool = True,
     ) -> None:
         super().__init__(name, {"weight": (size,)} if weight else {}, dtype, device)
         if not weight:
@@ -55,10 +61,11 @@ class RmsNorm(PlainWeight):
         self._norm_quant = ops.get("rms_norm_quant")
         self._add_norm_quant = ops.get("fused_add_rms_norm_quant")
         self._fed: Fed | None = None
+        self._foldable = foldable
 
     def feed(self, layer: Fed) -> None:
         """Say that ``layer`` alone takes what this norm returns."""
-        self._fed = layer if self._norm_quant is not None else None
+        self._fed = layer
 
     def finalize(self) -> None:
         """Fold the offset into the weight."""
@@ -68,16 +75,28 @@ class RmsNorm(PlainWeight):
 
     def forward(self, x: torch.Tensor) -> Any:
         """Return the norm over the last dimension."""
-        norm = self._norm if self._fed is None or not self._fed.takes_narrow(len(x)) else self._norm_quant
-        assert norm is not None, "only a norm that can quantize feeds a layer"
+        if self._left_to_layer("rms_norm", x):
+            return PendingNorm(x, None, None, self.weight, self.eps)
+        norm = self._norm_quant if self._norm_quant is not None and self._narrow(x) else self._norm
         return norm(x, self.weight, self.eps)
 
     def add(self, x_TE: torch.Tensor, residual_TE: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Return (norm(x + residual), x + residual)."""
-        norm = self._add_norm if self._fed is None or not self._fed.takes_narrow(len(x_TE)) else self._add_norm_quant
-        assert norm is not None, "only a norm that can quantize feeds a layer"
+        if self._left_to_layer("fused_add_rms_norm", x_TE, residual_TE):
+            total_TE = torch.empty_like(x_TE)
+            return PendingNorm(x_TE, residual_TE, total_TE, self.weight, self.eps), total_TE
+        norm = self._add_norm_quant if self._add_norm_quant is not None and self._narrow(x_TE) else self._add_norm
         pair: tuple[Any, torch.Tensor] = norm(x_TE, residual_TE, self.weight, self.eps)
         return pair
+
+    def _narrow(self, x: torch.Tensor) -> bool:
+        return self._fed is not None and self._fed.takes_narrow(len(x))
+
+    def _left_to_layer(self, op: str, *rows: torch.Tensor) -> bool:
+        """Return whether the layer that takes the results computes the norm itself."""
+        if self._fed is None or not self._foldable or not self._fed.folds(op, len(rows[0])):
+            return False
+        return all(t.dim() == 2 and t.is_contiguous() and t.dtype == self.weight.dtype for t in rows)
 
 
 class LayerNorm(PlainWeight):

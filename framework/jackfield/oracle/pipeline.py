@@ -390,9 +390,11 @@ def _ops(bench: Bench, names: Sequence[str], device: DeviceFacts, dtype: str) ->
     chosen = {}
     for op in names:
         request = bench.asked("ops", OpRequest(subject=op, kind=op, dtype=dtype, device=device))
-        decision = bench.decide("ops", request, bench.config.ops.resolve(kind=op), "ops")
+        word = bench.config.ops.resolve(kind=op)
+        decision = bench.decide("ops", request, word, "ops")
         provider = cast(type[OpsProvider], decision.plugin)
-        chosen[op] = OpDecision(provider, request, bench.registry.settings(decision.ref))
+        named = bool(word.force or word.prefer)
+        chosen[op] = OpDecision(provider, request, bench.registry.settings(decision.ref), named)
     return chosen
 
 

@@ -50,11 +50,12 @@ class AttentionDecision:
 
 @dataclass(frozen=True, slots=True)
 class OpDecision:
-    """Who provides an op."""
+    """Who provides an op, and whether the user ``named`` it."""
 
     provider: type[OpsProvider]
     request: OpRequest
     settings: Settings
+    named: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,15 @@ from jackfield.interfaces import (
     LinearScheme,
     OutputShard,
     Parallel,
+    PendingNorm,
     QuantizationMethod,
     RankInfo,
     TensorFacts,
     WeightRule,
 )
 from jackfield.interfaces.moe import LAYOUTS
+from jackfield.layers.activation import GATED
+from jackfield.layers.functional import REFERENCES, settled
 from jackfield.layers.linear import Embedding, Linear
 from jackfield.loader.arrange import arrange
 from jackfield.testing.bench import Bench
@@ -198,6 +201,27 @@ class QuantizationConformance(PluginConformance):
         out = torch.full_like(wanted, float("nan"), dtype=kind)
         assert loaded.scheme.apply(loaded.layer, x, bias, out) is out
         self.close(out, wanted + bias.double(), dtype)
+
+    @pytest.mark.parametrize("rows", [1, 3, 16, 65])
+    def test_what_is_folded_is_what_the_ops_give(self, bench: Bench, dtype: str, rows: int) -> None:
+        """``apply_folded`` gives what the ops that ``folded_ops`` names give before and after ``apply``."""
+        if (loaded := self.load(bench, "gate_up", dtype)) is None:
+            return
+        x, other = (_numbers(rows, INPUTS, seed=seed).to(bench.device, getattr(torch, dtype)) for seed in (3, 4))
+        ops = loaded.scheme.folded_ops(loaded.info, rows)
+        assert ops <= {"rms_norm", "fused_add_rms_norm", *GATED.values()}
+        given: list[torch.Tensor | PendingNorm] = [x]
+        if "rms_norm" in ops:
+            given.append(PendingNorm(x, None, None, other[0], 1e-6))
+        if "fused_add_rms_norm" in ops:
+            given.append(PendingNorm(x, other, torch.empty_like(x), x[0], 1e-6))
+        for rows_given in given:
+            plain = loaded.apply(settled(rows_given))
+            if isinstance(rows_given, PendingNorm):
+                self.close(loaded.scheme.apply_folded(loaded.layer, rows_given, None), plain, dtype)
+                assert rows_given.total is None or torch.equal(rows_given.total, x + other)
+            for op in sorted(ops & set(GATED.values())):
+                self.close(loaded.scheme.apply_folded(loaded.layer, rows_given, None, op), REFERENCES[op](plain), dtype)
 
     @pytest.mark.parametrize("size", [2, 4])
     @pytest.mark.parametrize("name", list(LAYERS))

@@ -87,9 +87,9 @@ class WorkerSpec:
         plain: the method for layers that the checkpoint's method leaves alone. ops: provider, request and settings by
             op. processors: logits processors in order, with their settings.
         open_tensors: opens the checkpoint. pooler: how hidden states become results, or None. quantization_settings:
-            options of the quantization method. draft: the draft model, or None. vocabulary:
-            of a draft model: the target's id of each token, or None where they are the same. rounds_verified,
-            rounds_drafted: what of rounds of speculation is recorded.
+            options of the quantization method. named_ops: ops whose provider the user named. draft: the draft model, or
+            None. vocabulary: of a draft model: the target's id of each token, or None where they are the same.
+            rounds_verified, rounds_drafted: what of rounds of speculation is recorded.
     """
 
     config: Any
@@ -122,6 +122,7 @@ class WorkerSpec:
     processors: tuple[tuple[type[LogitsProcessor], Settings], ...] = ()
     pooler: PoolerConfig | None = None
     quantization_settings: Settings = field(default_factory=Settings)
+    named_ops: frozenset[str] = frozenset()
     draft: WorkerSpec | None = None
     vocabulary: Any = None
     rounds_verified: bool = False
@@ -176,6 +177,7 @@ def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicato
         batch_invariant=bool(spec.config.get("model.batch_invariant")),
         cache_scales={layer: cache_scales_path(layer) for layer in cache_scales(spec, weights).layers},
         max_length=spec.max_model_len,
+        named_ops=spec.named_ops,
     )
     builder = LayerBuilder(plan)
     model = spec.architecture.build(spec.model_config, builder)

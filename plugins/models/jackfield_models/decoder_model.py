@@ -151,11 +151,13 @@ class Mlp(nn.Module):
 
     def forward(self, x_TE: Any) -> torch.Tensor:
         """Return what the MLP adds, [T, E]."""
+        if self.factors is None:
+            plain_TE: torch.Tensor = self.down(self.activation.of(self.up, x_TE))
+            return plain_TE
         up_TF = self.up(x_TE)
-        if self.factors is not None:
-            up_TF[:, : self._gate] *= self.factors[0]
-        out_TE: torch.Tensor = self.down(self.activation(up_TF))
-        return out_TE if self.factors is None else out_TE * self.factors[1]
+        up_TF[:, : self._gate] *= self.factors[0]
+        out_TE: torch.Tensor = self.down(self.activation(up_TF)) * self.factors[1]
+        return out_TE
 
 
 def mlp(index: int, config: DecoderConfig, ctx: BuildContext) -> nn.Module | None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jackfield_triton.activation import activated as activated_alone
+
 
 @triton.jit
 def _counted(experts, first, pairs, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
@@ -166,17 +168,12 @@ def activated(gate, up, ACTIVATION: tl.constexpr, GATED: tl.constexpr, alpha, li
     if ACTIVATION == "swiglu_oai":
         gate = tl.minimum(gate, limit)
         return (tl.minimum(tl.maximum(up, -limit), limit) + 1.0) * gate * _sigmoid(alpha * gate)
-    if ACTIVATION == "silu":
-        value = gate * _sigmoid(gate)
-    elif ACTIVATION == "gelu":
-        value = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        value = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    elif ACTIVATION == "relu2":
+    if ACTIVATION == "relu2":
         value = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
-    else:
-        tl.static_assert(ACTIVATION == "relu")
+    elif ACTIVATION == "relu":
         value = tl.maximum(gate, 0.0)
+    else:
+        value = activated_alone(gate, ACTIVATION)
     if GATED:
         value *= up
     return value

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jackfield_triton.activation import activated
+
 
 @triton.jit
 def _row_offsets(row, inner, stride_outer, stride_inner):
@@ -87,17 +89,6 @@ def fused_add_rms_norm_kernel(
 
 
 @triton.jit
-def _activated(gate, KIND: tl.constexpr):
-    """Return silu, exact gelu or tanh gelu of float32 values; tanh by way of a sigmoid, which cannot overflow."""
-    if KIND == "silu":
-        return gate / (1.0 + tl.exp(-gate))
-    elif KIND == "gelu":
-        return 0.5 * gate * (1.0 + tl.math.erf(gate * 0.7071067811865476))
-    else:
-        return gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
-
-
-@triton.jit
 def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Activation of the first half of a row times the second half; ``out`` is contiguous."""
     if PDL:
@@ -109,7 +100,7 @@ def gated_kernel(x, out, width, stride, KIND: tl.constexpr, BLOCK: tl.constexpr,
     source = x + row * stride + column
     gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
-    active = _activated(gate, KIND).to(out.dtype.element_ty).to(tl.float32)
+    active = activated(gate, KIND).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + column, (active * up).to(out.dtype.element_ty), mask=mask)
 
 
@@ -128,7 +119,7 @@ def gated_quant_kernel(
     source = x + wide_row * stride + column
     gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
-    active = _activated(gate, KIND).to(x.dtype.element_ty).to(tl.float32)
+    active = activated(gate, KIND).to(x.dtype.element_ty).to(tl.float32)
     place = wide_row * width + column
     _store_rows(active * up, out, scales, place, row, row + 1, mask, x.dtype.element_ty, True)
 

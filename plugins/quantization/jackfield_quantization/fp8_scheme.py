@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from jackfield.interfaces import ActivationSpec, LayerInfo, ParameterHolder, QuantizedActivation
+from jackfield.interfaces import ActivationSpec, LayerInfo, ParameterHolder, PendingNorm, QuantizedActivation
 from jackfield.layers.functional import quantize_rows
-from jackfield_quantization.triton_dense_plan import counters_for, narrow_shape
+from jackfield_quantization.triton_dense_plan import GATES, counters_for, foldable_ops, narrow_shape
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 from jackfield_triton.launch import pdl_of
 
@@ -33,6 +33,12 @@ class Fp8Scheme(DenseScheme):
         if self._counters is None or rows <= 1 or info.dtype == "float32":
             return None
         return ActivationSpec("float8_e4m3fn", "token")
+
+    def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
+        """See LinearScheme: those of one row."""
+        if self._counters is None or rows != 1 or info.dtype == "float32":
+            return frozenset()
+        return foldable_ops(1, narrow_shape(sum(info.local_output_sizes), info.local_input_size, self._cores))
 
     def finalize(self, layer: ParameterHolder) -> None:
         """Convert the weight."""
@@ -70,6 +76,14 @@ class Fp8Scheme(DenseScheme):
 
         return _stored(self._both(layer, quantize_tokens(x_TI), bias_O, x_TI.dtype), out_TO)
 
+    def apply_folded(
+        self, layer: ParameterHolder, x_TI: torch.Tensor | PendingNorm, bias_O: torch.Tensor | None, gate: str = ""
+    ) -> torch.Tensor:
+        """See LinearScheme."""
+        found = self._one_row(layer, x_TI, bias_O, None, GATES[gate] if gate else "")
+        assert found is not None, "asked for what folded_ops names"
+        return found
+
     def dequantize(self, layer: ParameterHolder) -> torch.Tensor:
         """Return the weight [O, I] in the computation type."""
         return self.dequantize_as(layer, getattr(torch, layer.info.dtype))
@@ -80,19 +94,25 @@ class Fp8Scheme(DenseScheme):
         return wide.to(dtype)
 
     def _one_row(
-        self, layer: ParameterHolder, x_TI: torch.Tensor, bias_O: torch.Tensor | None, out_TO: torch.Tensor | None
+        self,
+        layer: ParameterHolder,
+        given: torch.Tensor | PendingNorm,
+        bias_O: torch.Tensor | None,
+        out_TO: torch.Tensor | None,
+        gate: str = "",
     ) -> torch.Tensor | None:
         """Return the product of one row, or None where there is no launch for it."""
         weight_OI = layer.get_parameter(WEIGHT)
         outputs, inputs = weight_OI.shape
         shape = narrow_shape(outputs, inputs, self._cores)
+        x_TI = given.x if isinstance(given, PendingNorm) else given
         if shape is None or self._counters is None or x_TI.stride(-1) != 1:
             return None
         from jackfield_quantization.triton_dense_launch import skinny_product
 
-        out = x_TI.new_empty((len(x_TI), len(weight_OI))) if out_TO is None else out_TO
+        out = x_TI.new_empty((len(x_TI), outputs // 2 if gate else outputs)) if out_TO is None else out_TO
         scale = layer.get_parameter(SCALE)
-        return skinny_product(x_TI, weight_OI, bias_O, out, shape, self._counters, self._pdl, scale)
+        return skinny_product(given, weight_OI, bias_O, out, shape, self._counters, self._pdl, scale, gate)
 
     def _both(
         self,

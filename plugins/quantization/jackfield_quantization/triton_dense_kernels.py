@@ -5,12 +5,22 @@ Legend: T rows of activations (``rows``, padded to ROWS), I ``inputs``, O ``outp
 order that does not change from launch to launch. Where programs share rows of weight, each leaves its part in memory;
 the one that arrives last adds them and resets the counter. PDL: the launch is a programmatic dependent one
 (``jackfield_triton.launch``); the first AHEAD tiles of weight are read before the wait, everything else after it.
+
+What comes before and after a product can be folded into it, each of which is a launch less:
+
+- NORM: the root-mean-square norm of the activations. Its factor is one number for each row, so that the product is
+  formed of rows that are only weighted, and their squares are summed on the way. With ADDED the rows are those of
+  ``x`` and ``residual`` together, and the first program leaves their sum in ``total``.
+- GATE: the activation of the first half of the outputs, times the second half. A program then holds as many rows of
+  one half as of the other, in turns.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from jackfield_triton.activation import activated
 
 
 @triton.jit
@@ -32,18 +42,44 @@ def _activation(x, column, inputs, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _added(
-    sum_0, sum_1, sum_2, sum_3, x, weight, column, last, inputs, x_row, ROWS: tl.constexpr, EVEN: tl.constexpr
+def _weighted(
+    values, squares, residual, factor, total, place, column, mask, first, NORM: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums with one tile of ``weight`` times each row added; rows past the ``last`` repeat it."""
+    """Return (rows times the weight of their norm, their squares added to ``squares``) in float32. ``place`` are the
+    offsets of ``values``, ``column`` those of the weight. The ``first`` program stores what ADDED makes.
+    """
+    if NORM:
+        if ADDED:
+            values += tl.load(residual + place, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            # As a kernel of its own would leave it.
+            rounded = values.to(total.dtype.element_ty)
+            tl.store(total + place, rounded, mask=mask & first)
+            values = rounded.to(tl.float32)
+        squares += values * values
+        values *= tl.load(factor + column, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    return values, squares
+
+
+@triton.jit
+def _added(
+    sum_0, sum_1, sum_2, sum_3, squares, x, residual, factor, kept, weight, column, last, inputs, x_row, first,
+    ROWS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Return the sums with one tile of ``weight`` times each row added, and those of squares; rows past the ``last``
+    repeat it.
+    """
     weight = weight.to(tl.float32)
-    sum_0 += weight * _activation(x, column, inputs, EVEN)
+    values = _activation(x, column, inputs, EVEN)
+    values, squares = _weighted(
+        values, squares, residual, factor, kept, column, column, column < inputs, first, NORM, ADDED
+    )  # fmt: skip
+    sum_0 += weight * values
     if ROWS > 1:
         sum_1 += weight * _activation(x + tl.minimum(1, last) * x_row, column, inputs, EVEN)
     if ROWS > 2:
         sum_2 += weight * _activation(x + tl.minimum(2, last) * x_row, column, inputs, EVEN)
         sum_3 += weight * _activation(x + tl.minimum(3, last) * x_row, column, inputs, EVEN)
-    return sum_0, sum_1, sum_2, sum_3
+    return sum_0, sum_1, sum_2, sum_3, squares
 
 
 @triton.jit
@@ -61,10 +97,14 @@ def _row_sums(sum_0, sum_1, sum_2, sum_3, ROWS: tl.constexpr):
 
 @triton.jit
 def _multiplied(
-    x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+    x, residual, factor, kept, weight_rows, begin, end, rows, inputs, x_row, eps, first, ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+    ADDED: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Return [BLOCK_O, ROWS] for up to four rows; each place of a tile keeps its own sum until the end."""
+    """Return [BLOCK_O, ROWS] for up to four rows (one with NORM); each place of a tile keeps its own sum until the
+    end.
+    """
+    tl.static_assert(ROWS == 1 or not NORM)
     inside = tl.arange(0, BLOCK_I)[None, :]
     if AHEAD > 0:
         first_weight = _weight_tile(weight_rows, begin + inside, inputs, EVEN)
@@ -76,36 +116,57 @@ def _multiplied(
     sum_1 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
     sum_2 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
     sum_3 = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    squares = tl.zeros((1, BLOCK_I), tl.float32)
     last = rows - 1
     if AHEAD > 0:
-        sum_0, sum_1, sum_2, sum_3 = _added(
-            sum_0, sum_1, sum_2, sum_3, x, first_weight, begin + inside, last, inputs, x_row, ROWS, EVEN
+        sum_0, sum_1, sum_2, sum_3, squares = _added(
+            sum_0, sum_1, sum_2, sum_3, squares, x, residual, factor, kept, first_weight, begin + inside, last, inputs,
+            x_row, first, ROWS, EVEN, NORM, ADDED
         )  # fmt: skip
     if AHEAD > 1:
-        sum_0, sum_1, sum_2, sum_3 = _added(
-            sum_0, sum_1, sum_2, sum_3, x, second_weight, begin + BLOCK_I + inside, last, inputs, x_row, ROWS, EVEN
+        sum_0, sum_1, sum_2, sum_3, squares = _added(
+            sum_0, sum_1, sum_2, sum_3, squares, x, residual, factor, kept, second_weight, begin + BLOCK_I + inside,
+            last, inputs, x_row, first, ROWS, EVEN, NORM, ADDED
         )  # fmt: skip
-    for first in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
-        weight = _weight_tile(weight_rows, first + inside, inputs, EVEN)
-        sum_0, sum_1, sum_2, sum_3 = _added(
-            sum_0, sum_1, sum_2, sum_3, x, weight, first + inside, last, inputs, x_row, ROWS, EVEN
+    for at in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
+        weight = _weight_tile(weight_rows, at + inside, inputs, EVEN)
+        sum_0, sum_1, sum_2, sum_3, squares = _added(
+            sum_0, sum_1, sum_2, sum_3, squares, x, residual, factor, kept, weight, at + inside, last, inputs, x_row,
+            first, ROWS, EVEN, NORM, ADDED
         )  # fmt: skip
-    return _row_sums(sum_0, sum_1, sum_2, sum_3, ROWS)
+    total = _row_sums(sum_0, sum_1, sum_2, sum_3, ROWS)
+    if NORM:
+        total *= tl.rsqrt(tl.sum(squares, 1)[:, None] / inputs + eps)
+    return total
 
 
 @triton.jit
-def _dotted(total, x, weight, column, rows, inputs, x_row, ROWS: tl.constexpr):
-    """Return ``total`` with one tile of ``weight`` times all rows added; ``column`` [BLOCK_I]."""
+def _dotted(
+    total, squares, x, residual, factor, kept, weight, column, rows, inputs, x_row, first, ROWS: tl.constexpr,
+    NORM: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Return ``total`` with one tile of ``weight`` times all rows added, and the sums of squares [ROWS];
+    ``column`` [BLOCK_I].
+    """
     which = tl.arange(0, ROWS)[None, :]
     mask = (column < inputs)[:, None] & (which < rows)
-    values = tl.load(x + which * x_row + column[:, None], mask=mask, other=0.0, eviction_policy="evict_last")
-    return tl.dot(weight.to(values.dtype), values, total, input_precision="ieee")
+    place = which * x_row + column[:, None]
+    values = tl.load(x + place, mask=mask, other=0.0, eviction_policy="evict_last")
+    if NORM:
+        none = tl.zeros(values.shape, tl.float32)
+        wide, square = _weighted(
+            values.to(tl.float32), none, residual, factor, kept, place, column[:, None], mask, first, NORM, ADDED
+        )  # fmt: skip
+        squares += tl.sum(square, 0)
+        values = wide.to(values.dtype)
+    return tl.dot(weight.to(values.dtype), values, total, input_precision="ieee"), squares
 
 
 @triton.jit
 def _on_matrix_units(
-    x, weight_rows, begin, end, rows, inputs, x_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+    x, residual, factor, kept, weight_rows, begin, end, rows, inputs, x_row, eps, first, ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+    ADDED: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return [BLOCK_O, ROWS]. The weight is the left operand, because the left one may be tall."""
     inside = tl.arange(0, BLOCK_I)
@@ -116,62 +177,104 @@ def _on_matrix_units(
     if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros((BLOCK_O, ROWS), tl.float32)
+    squares = tl.zeros((ROWS,), tl.float32)
     if AHEAD > 0:
-        total = _dotted(total, x, first_weight, begin + inside, rows, inputs, x_row, ROWS)
+        total, squares = _dotted(
+            total, squares, x, residual, factor, kept, first_weight, begin + inside, rows, inputs, x_row, first, ROWS,
+            NORM, ADDED
+        )  # fmt: skip
     if AHEAD > 1:
-        total = _dotted(total, x, second_weight, begin + BLOCK_I + inside, rows, inputs, x_row, ROWS)
-    for first in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
-        column = first + inside
+        total, squares = _dotted(
+            total, squares, x, residual, factor, kept, second_weight, begin + BLOCK_I + inside, rows, inputs, x_row,
+            first, ROWS, NORM, ADDED
+        )  # fmt: skip
+    for at in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
+        column = at + inside
         weight = _weight_tile(weight_rows, column[None, :], inputs, EVEN)
-        total = _dotted(total, x, weight, column, rows, inputs, x_row, ROWS)
+        total, squares = _dotted(
+            total, squares, x, residual, factor, kept, weight, column, rows, inputs, x_row, first, ROWS, NORM, ADDED
+        )  # fmt: skip
+    if NORM:
+        total *= tl.rsqrt(squares / inputs + eps)[None, :]
     return total
 
 
 @triton.jit
-def _store(total, out, scale, bias, row, mask, out_row, ROWS: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr):
-    """Scale, add the bias, round and store; ``total`` [BLOCK_O, ROWS], ``row`` [BLOCK_O, 1] are rows of weight."""
+def _store(
+    total, out, scale, bias, block, row, outputs, rows, out_row, ROWS: tl.constexpr, BLOCK_O: tl.constexpr,
+    SCALE: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    """Scale, add the bias, apply the gate, round and store; ``total`` [BLOCK_O, ROWS], ``row`` [BLOCK_O, 1] are rows
+    of weight.
+    """
+    mask = row < outputs
     if SCALE:
         total *= tl.load(scale + row, mask=mask, other=0.0)
     if BIAS:
         total += tl.load(bias + row, mask=mask, other=0.0).to(tl.float32)
-    place = out + tl.arange(0, ROWS)[None, :] * out_row + row
-    tl.store(place, total.to(out.dtype.element_ty), mask=mask)
+    which = tl.arange(0, ROWS)[None, :]
+    if GATE != "":
+        HALF: tl.constexpr = BLOCK_O // 2
+        gate, up = tl.split(tl.permute(tl.reshape(total, (HALF, 2, ROWS)), (0, 2, 1)))
+        gate = activated(gate.to(out.dtype.element_ty).to(tl.float32), GATE).to(out.dtype.element_ty).to(tl.float32)
+        column = block * HALF + tl.arange(0, HALF)[:, None]
+        result = gate * up.to(out.dtype.element_ty).to(tl.float32)
+        inside = (column < outputs // 2) & (which < rows)
+        tl.store(out + which * out_row + column, result.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + which * out_row + row, total.to(out.dtype.element_ty), mask=mask & (which < rows))
+
+
+@triton.jit
+def _rows_of_weight(block, outputs, BLOCK_O: tl.constexpr, GATE: tl.constexpr):
+    """Return [BLOCK_O, 1]: the rows of a program; those past the end are ``outputs`` or more."""
+    inside = tl.arange(0, BLOCK_O)[:, None]
+    if GATE != "":
+        half = outputs // 2
+        column = block * (BLOCK_O // 2) + inside // 2
+        return tl.where(column < half, column + inside % 2 * half, outputs)
+    else:
+        return block * BLOCK_O + inside
 
 
 @triton.jit(do_not_specialize=["rows"])
 def skinny_kernel(
-    x, weight, scale, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row, out_row,
-    ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, MATRIX: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
-    AHEAD: tl.constexpr,
+    x, residual, factor, kept, weight, scale, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row,
+    out_row, eps, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, MATRIX: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, ADDED: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid: (parts of BLOCK_O rows of weight, splits of ``inputs``). EVEN: ``inputs`` is a multiple of BLOCK_I; MERGE
     bounds the splits. Every split has at least AHEAD tiles. SCALE: the weight is of a narrow type, and ``scale`` [O]
-    float32 belongs to its rows.
+    float32 belongs to its rows. NORM (with one split): ``factor`` [I] is the weight of the norm and ``eps`` is added to
+    the mean square; ``residual`` and ``kept``, the sums, are laid out as ``x`` is. GATE: the name of an activation, or
+    empty.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+    tl.static_assert(MERGE == 1 or not NORM)
     block, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    inside = tl.arange(0, BLOCK_O)[:, None]
-    row = block * BLOCK_O + inside
+    row = _rows_of_weight(block, outputs, BLOCK_O, GATE)
     each = tl.cdiv(tl.cdiv(inputs, BLOCK_I), splits) * BLOCK_I
     begin = split * each
     end = tl.minimum(begin + each, inputs)
     weight_rows = weight + tl.minimum(row, outputs - 1).to(tl.int64) * weight_row
     if MATRIX:
         total = _on_matrix_units(
-            x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN, PDL, AHEAD
+            x, residual, factor, kept, weight_rows, begin, end, rows, inputs, x_row, eps, block == 0, ROWS, BLOCK_O,
+            BLOCK_I, STAGES, EVEN, NORM, ADDED, PDL, AHEAD
         )  # fmt: skip
     else:
         total = _multiplied(
-            x, weight_rows, begin, end, rows, inputs, x_row, ROWS, BLOCK_O, BLOCK_I, STAGES, EVEN, PDL, AHEAD
+            x, residual, factor, kept, weight_rows, begin, end, rows, inputs, x_row, eps, block == 0, ROWS, BLOCK_O,
+            BLOCK_I, STAGES, EVEN, NORM, ADDED, PDL, AHEAD
         )  # fmt: skip
-    which = tl.arange(0, ROWS)[None, :]
-    mask = (row < outputs) & (which < rows)
     if MERGE == 1:
-        _store(total, out, scale, bias, row, mask, out_row, ROWS, SCALE, BIAS)
+        _store(total, out, scale, bias, block, row, outputs, rows, out_row, ROWS, BLOCK_O, SCALE, BIAS, GATE)
     else:
         SIZE: tl.constexpr = ROWS * BLOCK_O
+        which, inside = tl.arange(0, ROWS)[None, :], tl.arange(0, BLOCK_O)[:, None]
+        mask = (row < outputs) & (which < rows)
         place = parts + block * splits * SIZE + which * BLOCK_O + inside
         tl.store(place + split * SIZE, total, mask=mask)
         # All threads' parts must be stored before the one thread that counts releases them.
@@ -183,5 +286,5 @@ def skinny_kernel(
             for other in tl.static_range(MERGE):
                 here = mask & (other < splits)
                 whole += tl.load(place + other * SIZE, mask=here, other=0.0, cache_modifier=".cg")
-            _store(whole, out, scale, bias, row, mask, out_row, ROWS, SCALE, BIAS)
+            _store(whole, out, scale, bias, block, row, outputs, rows, out_row, ROWS, BLOCK_O, SCALE, BIAS, GATE)
             tl.store(counters + block, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from jackfield.interfaces import PendingNorm
 from jackfield_quantization.triton_dense_kernels import skinny_kernel
 from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, MOST_SPLITS, SkinnyShape
 from jackfield_triton.launch import launch_options
@@ -15,7 +16,7 @@ MOST_AHEAD = 2
 
 
 def skinny_product(
-    x_TI: torch.Tensor,
+    given: torch.Tensor | PendingNorm,
     weight_OI: torch.Tensor,
     bias_O: torch.Tensor | None,
     out_TO: torch.Tensor,
@@ -23,27 +24,37 @@ def skinny_product(
     counters: torch.Tensor,
     pdl: bool = False,
     scale_O: torch.Tensor | None = None,
+    gate: str = "",
 ) -> torch.Tensor:
     """Write ``x @ (scale * W).T + bias`` into ``out`` and return it. Can be recorded into a graph.
 
     Args:
-        x_TI: 1 to 16 rows (1 to 4 without matrix units), contiguous inside a row. weight_OI: contiguous inside a row.
-        bias_O: contiguous, or None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one
-            for each ``block_o`` outputs where there is more than one split; zero again afterwards. pdl: see
+        given: x [T, I], 1 to 16 rows (1 to 4 without matrix units), contiguous inside a row; or the same before their
+            norm (one row without matrix units, one split). weight_OI: contiguous inside a row. bias_O: contiguous, or
+            None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one for each
+            ``block_o`` outputs where there is more than one split; zero again afterwards. pdl: see
             ``jackfield_triton.launch``; the weight must then be older than the kernel before. scale_O: float32, of the
-            rows of a weight in a narrower type than ``x``, or None.
+            rows of a weight in a narrower type than ``x``, or None. gate: activation (a key of ``GATES``' values) of
+            the first half of the outputs, by which the second half is multiplied; ``out`` is then [T, O / 2].
     """
+    norm = given if isinstance(given, PendingNorm) else None
+    x_TI = given.x if isinstance(given, PendingNorm) else given
     (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0]
     blocks, padded = -(-outputs // shape.block_o), padded_rows(rows, shape)
     splits = splits_used(inputs, shape)
     assert x_TI.stride(1) == weight_OI.stride(1) == out_TO.stride(1) == 1
-    assert splits == 1 or counters.numel() >= blocks
+    assert splits == 1 or (counters.numel() >= blocks and norm is None)
+    assert out_TO.shape == (rows, outputs // 2 if gate else outputs)
     parts = counters
     if splits > 1:
         size = blocks * splits * padded * shape.block_o
         parts = torch.empty(size, dtype=torch.float32, device=x_TI.device)
+    added = norm is not None and norm.residual is not None
     skinny_kernel[(blocks, splits)](
         x_TI,
+        norm.residual if norm is not None and added else x_TI,
+        x_TI if norm is None else norm.weight,
+        norm.total if norm is not None and added else out_TO,
         weight_OI,
         weight_OI if scale_O is None else scale_O,
         weight_OI if bias_O is None else bias_O,
@@ -56,6 +67,7 @@ def skinny_product(
         x_TI.stride(0),
         weight_OI.stride(0),
         out_TO.stride(0),
+        0.0 if norm is None else norm.eps,
         ROWS=padded,
         BLOCK_O=shape.block_o,
         BLOCK_I=shape.block_i,
@@ -65,6 +77,9 @@ def skinny_product(
         MATRIX=shape.matrix,
         SCALE=scale_O is not None,
         BIAS=bias_O is not None,
+        NORM=norm is not None,
+        ADDED=added,
+        GATE=gate,
         num_warps=shape.warps,
         num_stages=shape.stages,
         AHEAD=tiles_ahead(inputs, shape) if pdl else 0,

@@ -24,6 +24,9 @@ SHORT = 8 << 20
 """Programs of weights of so few elements see a tile or two: what counts is to ask for all of it at once."""
 ALIGNMENT = 16
 """Rows of weight must be whole 16-byte loads, which the compiler recognizes at multiples of 16 elements."""
+GATES = {"silu_and_mul": "silu", "gelu_and_mul": "gelu", "gelu_tanh_and_mul": "gelu_tanh"}
+"""Activations of kernels, by op."""
+NORMS = frozenset({"rms_norm", "fused_add_rms_norm"})
 SPLIT_COST = 0.01
 """What one more split must gain, as a share of the time."""
 
@@ -91,6 +94,14 @@ def narrow_shape(outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
     if outputs * inputs >= LARGE:
         return SkinnyShape(4, 1024, 1, 2, 4, False)
     return SkinnyShape(8, 1024 if inputs >= 2 * outputs else 512, 1, 4, 3, False)
+
+
+def foldable_ops(rows: int, shape: SkinnyShape | None) -> frozenset[str]:
+    """Return the ops that a launch computes along with its product."""
+    if shape is None or shape.block_o < 2:
+        return frozenset()
+    normed = shape.splits == 1 and (shape.matrix or rows == 1)
+    return frozenset(GATES) | NORMS if normed else frozenset(GATES)
 
 
 def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int) -> SkinnyShape:

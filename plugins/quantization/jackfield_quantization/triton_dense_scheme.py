@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import torch
 
-from jackfield.interfaces import ParameterHolder, QuantizedActivation
-from jackfield_quantization.triton_dense_plan import MOST_ROWS, SkinnyShape, counters_for, skinny_shape
+from jackfield.interfaces import LayerInfo, ParameterHolder, PendingNorm, QuantizedActivation
+from jackfield_quantization.triton_dense_plan import (
+    GATES,
+    MOST_ROWS,
+    SkinnyShape,
+    counters_for,
+    foldable_ops,
+    skinny_shape,
+)
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 from jackfield_triton.launch import pdl_of
 
 TYPES = frozenset({torch.bfloat16, torch.float16})
+NAMES = frozenset({"bfloat16", "float16"})
 
 
 class SkinnyScheme(DenseScheme):
@@ -37,6 +45,28 @@ class SkinnyScheme(DenseScheme):
         outputs, inputs = weight_OI.shape
         needed = counters_for(outputs, inputs, self._cores)
         self._counters = torch.zeros(max(1, needed), dtype=torch.int32, device=weight_OI.device)
+
+    def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
+        """See LinearScheme."""
+        if self._counters is None or info.dtype not in NAMES:
+            return frozenset()
+        outputs, inputs = sum(info.local_output_sizes), info.local_input_size
+        return foldable_ops(rows, skinny_shape(rows, outputs, inputs, self._cores))
+
+    def apply_folded(
+        self, layer: ParameterHolder, x_TI: torch.Tensor | PendingNorm, bias_O: torch.Tensor | None, gate: str = ""
+    ) -> torch.Tensor:
+        """See LinearScheme."""
+        from jackfield_quantization.triton_dense_launch import skinny_product
+
+        weight_OI = layer.get_parameter(WEIGHT)
+        outputs, inputs = weight_OI.shape
+        shape = skinny_shape(len(x_TI), outputs, inputs, self._cores)
+        assert shape is not None and self._counters is not None, "asked for what folded_ops names"
+        x = x_TI.x if isinstance(x_TI, PendingNorm) else x_TI
+        out = x.new_empty((len(x), outputs // 2 if gate else outputs))
+        kind = GATES[gate] if gate else ""
+        return skinny_product(x_TI, weight_OI, bias_O, out, shape, self._counters, self._pdl, gate=kind)
 
     def apply(
         self,

@@ -37,6 +37,8 @@ class DFlashLayer(nn.Module):
         self.down = ctx.linear(
             f"{path}.down", config.intermediate_size, width, bias=config.mlp_bias, parallel=Parallel.ROW
         )
+        self.post_norm.feed(self.up)
+        self.activation.feed(self.down)
 
     def remember(self, context_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> None:
         """Store keys and values of the context; ``ctx`` attends to nothing."""
@@ -56,7 +58,7 @@ class DFlashLayer(nn.Module):
         qkv_TN = torch.cat((self.q(normal_TE), self.kv(normal_TE)), -1)
         mixed_TE = self.o(self.attention(qkv_TN, positions_T, ctx))
         normal_TE, stream_TE = self.post_norm.add(mixed_TE, stream_TE)
-        return self.down(self.activation(self.up(normal_TE))), stream_TE
+        return self.down(self.activation.of(self.up, normal_TE)), stream_TE
 
 
 class DFlashModule(nn.Module):

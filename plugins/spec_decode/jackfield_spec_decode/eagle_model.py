@@ -34,6 +34,8 @@ class EagleLayer(nn.Module):
         self.down = ctx.linear(
             f"{path}.down", config.intermediate_size, hidden, bias=config.mlp_bias, parallel=Parallel.ROW
         )
+        self.post_norm.feed(self.up)
+        self.activation.feed(self.down)
 
     def forward(
         self, x_TW: torch.Tensor, residual_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext
@@ -43,7 +45,7 @@ class EagleLayer(nn.Module):
         """
         mixed_TE = self.o(self.attention(self.qkv(x_TW), positions_T, ctx))
         normal_TE, stream_TE = self.post_norm.add(mixed_TE, residual_TE)
-        return self.down(self.activation(self.up(normal_TE))), stream_TE
+        return self.down(self.activation.of(self.up, normal_TE)), stream_TE
 
 
 class EagleModule(nn.Module):

@@ -12,10 +12,9 @@ from layer_world import CPU, build_plan, fill, layer_info, plain
 
 from jackfield.distributed import SingleCommunicator
 from jackfield.errors import CheckpointError, ConfigError
-from jackfield.interfaces import OPS, MoEConfig, OutputShard, Parallel, QuantizedActivation, RankInfo
-from jackfield.layers.activation import GATED, GatedActivation, gated_op
+from jackfield.interfaces import OPS, MoEConfig, OutputShard, Parallel, RankInfo
+from jackfield.layers.activation import GATED, gated_op
 from jackfield.layers.builder import LayerBuilder
-from jackfield.layers.functional import REFERENCES
 from jackfield.layers.linear import Linear
 from jackfield.layers.norm import LayerNorm, RmsNorm
 
@@ -205,30 +204,3 @@ def test_experts_without_a_backend_are_a_config_error() -> None:
     made = LayerBuilder(replace(build_plan(SingleCommunicator()), experts=None))
     with pytest.raises(ConfigError, match="the model has experts, but no experts backend was chosen"):
         made.moe("moe", MoEConfig(num_experts=2, top_k=1, hidden_size=4, intermediate_size=4))
-
-
-class Eater:
-    """Likes more than two rows narrow."""
-
-    def takes_narrow(self, rows: int) -> bool:
-        return rows > 2
-
-
-def test_what_feeds_a_layer_is_quantized_where_the_layer_likes_it() -> None:
-    ops = {op: REFERENCES[op] for op in REFERENCES}
-    norm = RmsNorm("n", 16, 1e-6, ops, torch.float32, torch.device("cpu"))
-    norm.weight.data.fill_(1.0)
-    activation = GatedActivation("silu", ops)
-    few, many = torch.randn(2, 16), torch.randn(3, 16)
-    for source in (norm, activation):
-        assert isinstance(source(many), torch.Tensor), "nobody is fed yet"
-        source.feed(Eater())
-        assert isinstance(source(few), torch.Tensor)
-        assert isinstance(source(many), QuantizedActivation)
-    made, total = norm.add(many, many)
-    assert isinstance(made, QuantizedActivation) and torch.equal(total, many + many)
-    plain = {op: REFERENCES[op] for op in OPS}
-    bare = RmsNorm("n", 16, 1e-6, plain, torch.float32, torch.device("cpu"))
-    bare.weight.data.fill_(1.0)
-    bare.feed(Eater())
-    assert isinstance(bare(many), torch.Tensor), "nothing can quantize here"

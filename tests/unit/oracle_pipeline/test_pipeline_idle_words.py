@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jackfield.engine.core import worker_spec
 from jackfield.errors import ConfigError
 from oracle_pipeline.bench import run
 
@@ -28,3 +29,4 @@ def test_a_word_on_one_op_acts() -> None:
     resolution = run(**{"ops.kinds.rms_norm.force": "torch"})
     decision = next(d for d in resolution.report.decisions if d.request["kind"] == "rms_norm")
     assert (decision.how, decision.setting) == ("forced", "ops.kinds.rms_norm.force")
+    assert worker_spec(resolution).named_ops == {"rms_norm"}, "what was named is not folded into another kernel"

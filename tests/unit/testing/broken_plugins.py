@@ -22,6 +22,7 @@ from jackfield.interfaces import (
     LayerInfo,
     LinearScheme,
     ParameterSpec,
+    PendingNorm,
     Plane,
     QuantizationMethod,
     Reason,
@@ -29,6 +30,7 @@ from jackfield.interfaces import (
     SchedulingPolicy,
     Settings,
 )
+from jackfield.layers.functional import REFERENCES, settled
 
 
 class Builder:
@@ -134,6 +136,20 @@ class Scheme(LinearScheme):
         if out_TO is None or self.fault == "ignores out":
             return found
         return out_TO.copy_(found)  # type: ignore[no-any-return]
+
+    def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
+        """Return what surrounds a product of few rows."""
+        names = {"rms_norm", "fused_add_rms_norm", "silu_and_mul"} if rows < 4 else set()
+        return frozenset(names | {"rotary"} if self.fault == "folds what is not beside it" else names)
+
+    def apply_folded(self, layer: Any, x_TI: Any, bias_O: Any, gate: str = "") -> torch.Tensor:
+        """Do one after the other."""
+        if isinstance(x_TI, PendingNorm) and x_TI.total is not None and x_TI.residual is not None:
+            x_TI.total.copy_(x_TI.x + (0 if self.fault == "leaves another sum" else x_TI.residual))
+        rows = x_TI.x if self.fault == "forgets the norm" and isinstance(x_TI, PendingNorm) else settled(x_TI)
+        found = self.apply(layer, rows, bias_O)
+        turned = found.roll(found.shape[1] // 2, 1) if self.fault == "swaps the gate" else found
+        return REFERENCES[gate](turned) if gate else found  # type: ignore[no-any-return]
 
     def lookup(self, layer: Any, ids_T: torch.Tensor) -> torch.Tensor:
         """Look rows up."""

@@ -104,6 +104,7 @@ def test_a_right_method_passes() -> None:
         Suites.quantization.test_what_is_read_back_is_what_was_stored(bench, "float32", name)
         Suites.quantization.test_cut_then_applied_is_applied_then_cut(bench, "float32", name, 4)
     Suites.quantization.test_products(bench, "float32", "qkv", 3)
+    Suites.quantization.test_what_is_folded_is_what_the_ops_give(bench, "float32", 3)
 
 
 METHODS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -112,6 +113,10 @@ METHODS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "scales products": ("test_the_identity_gives_the_weight", ("qkv",)),
     "ignores out": ("test_products", ("qkv", 3)),
     "takes nothing": ("test_some_layer_is_taken", ()),
+    "folds what is not beside it": ("test_what_is_folded_is_what_the_ops_give", (16,)),
+    "leaves another sum": ("test_what_is_folded_is_what_the_ops_give", (1,)),
+    "forgets the norm": ("test_what_is_folded_is_what_the_ops_give", (1,)),
+    "swaps the gate": ("test_what_is_folded_is_what_the_ops_give", (3,)),
 }
 
 
