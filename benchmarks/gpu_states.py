@@ -29,8 +29,13 @@ from jackfield_attention.triton_states_layer import TritonStateMetadata, selecti
 
 BLOCK = 64
 REPLAYS = 9
-LATENTS = [(16, 1, 4096), (16, 16, 4096), (16, 64, 1024), (16, 256, 1024), (128, 64, 4096), (128, 256, 1024)]
+LATENTS = [
+    *((16, 1, 4096), (16, 16, 4096), (16, 64, 1024), (16, 128, 1024), (16, 256, 576), (16, 256, 1024)),
+    *((32, 256, 1024), (64, 256, 1024), (128, 1, 4096), (128, 16, 4096), (128, 64, 4096), (128, 256, 1024)),
+]
 """Heads, sequences, tokens of each."""
+NARROW = [(16, 256, 1024), (128, 256, 1024)]
+"""The same with latents in 8-bit floats."""
 STATES = {"mamba2": (80, 128, 64), "gdn": (32, 128, 128), "mamba1": (8192, 16, 1)}
 """Heads, keys, values; channels and states for ``mamba1``."""
 BATCHES = (1, 16, 64, 256)
@@ -57,7 +62,7 @@ def seconds(work: Callable[[], Any], repeats: int = 10) -> float:
     return statistics.median(times)
 
 
-def latents(heads: int, sequences: int, tokens: int) -> dict[str, Any]:
+def latents(heads: int, sequences: int, tokens: int, stored: str = "bfloat16") -> dict[str, Any]:
     """Return what decode over latents of 512 + 64 takes."""
     cores = torch.cuda.get_device_properties(0).multi_processor_count
     request = AttentionRequest(
@@ -70,6 +75,7 @@ def latents(heads: int, sequences: int, tokens: int) -> dict[str, Any]:
         value_head_size=128,
         scale=192**-0.5,
         extra={"latent_size": 512, "rope_size": 64},
+        cache_dtype=stored,
     )
     device, pages = torch.device("cuda"), -(-tokens // BLOCK)
     values = {name: option.default for name, option in TritonMlaBackend.options.items()}
@@ -81,17 +87,19 @@ def latents(heads: int, sequences: int, tokens: int) -> dict[str, Any]:
     lengths = torch.full((sequences,), tokens, dtype=torch.int32, device=device)
     metadata = MlaMetadata(sequences, recorded.splits, lengths, table, [], recorded.parts)
     cache = torch.randn(sequences * pages, BLOCK, 576, device=device, dtype=torch.bfloat16)
+    cache = cache.to(getattr(torch, stored))
     q = torch.randn(sequences, heads, 576, device=device, dtype=torch.bfloat16)
     took = seconds(lambda: layer.decode(q[..., :512], q[..., 512:], cache, metadata))
-    stored = sequences * tokens * 576 * 2
+    moved = sequences * tokens * 576 * cache.element_size()
     return {
         "case": "latents",
+        "stored": stored,
         "heads": heads,
         "sequences": sequences,
         "tokens": tokens,
         "splits": recorded.splits,
         "us": took * 1e6,
-        "tb_s": stored / took / 1e12,
+        "tb_s": moved / took / 1e12,
         "tflop_s": 2 * sequences * tokens * heads * (576 + 512) / took / 1e12,
     }
 

@@ -36,6 +36,7 @@ DEEPSEEK = AttentionRequest(
 STEPS = {
     "decodes": [Query(1, 20), Query(1, 900), Query(1, 70)],
     "mixed": [Query(1, 411), Query(1, 0), Query(50, 120), Query(2, 30)],
+    "many decodes": [Query(1, 7 * index % 300) for index in range(140)] + [Query(1, 63), Query(1, 64), Query(1, 255)],
 }
 
 
@@ -46,9 +47,10 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("heads", [16, 40, 128])
-def test_latents_equal_the_definition(step: str, heads: int, dtype: str) -> None:
+@pytest.mark.parametrize("block", [4, 64])
+def test_latents_equal_the_definition(block: int, step: str, heads: int, dtype: str) -> None:
     request = replace(DEEPSEEK, num_heads=heads, dtype=dtype)
-    found, wanted = latent_attention(TritonMlaBackend, request, STEPS[step], torch.device("cuda"))
+    found, wanted = latent_attention(TritonMlaBackend, request, STEPS[step], torch.device("cuda"), block=block)
     assert error(found, wanted) < (1e-4 if dtype == "float32" else 1e-2)
 
 
@@ -60,7 +62,17 @@ def test_narrow_latents_are_those_of_the_reference() -> None:
     assert error(found, wanted) < 1e-4
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("heads", "latent"), [(64, 512), (100, 512), (128, 256)])
+def test_tiles_of_latents_equal_the_definition(heads: int, latent: int, dtype: str) -> None:
+    extra = {"latent_size": latent, "rope_size": 64}
+    request = replace(DEEPSEEK, num_heads=heads, dtype=dtype, extra=extra)
+    for step in ("decodes", "many decodes"):
+        found, wanted = latent_attention(TritonMlaBackend, request, STEPS[step], torch.device("cuda"), block=128)
+        assert error(found, wanted) < 1e-2
+
+
+@pytest.mark.parametrize("step", ["decodes", "mixed"])
 @pytest.mark.parametrize("topk", [64, 2048])
 @pytest.mark.parametrize("backend", [TorchMlaSparseBackend, TritonMlaSparseBackend])
 def test_chosen_latents_equal_the_definition(backend: Any, topk: int, step: str) -> None:

@@ -19,6 +19,7 @@ from op_checks import angles_of
 from paged_case import Case, Shape, attend, limits_of, make_case
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from jackfield.interfaces import (
     OPS,
@@ -88,7 +89,8 @@ class Compiler:
             elif hint:
                 hints[(index,)] = [["tt.divisibility", 16]]
             signature[parameter.name] = kind
-        built = triton.compile(ASTSource(kernel, signature, constants, hints), target=self.target, options=options)
+        source = GluonASTSource if kernel.is_gluon() else ASTSource
+        built = triton.compile(source(kernel, signature, constants, hints), target=self.target, options=options)
         ptx = built.asm["ptx"]
         spills, registers = _resources(ptx, self.target.arch)
         self.rows.append(
@@ -265,7 +267,9 @@ def launch_packed(rows: int, group: int, pdl: bool, tma: bool = True) -> None:
 LATENT = {"kind": "mla", "num_kv_heads": 1, "head_size": 192, "value_head_size": 128, "scale": 192**-0.5}
 
 
-def launch_latent(heads: int, stored: str, splits: int, tokens: int = 3, capability: tuple[int, int] = (9, 0)) -> None:
+def launch_latent(
+    heads: int, stored: str, splits: int, tokens: int = 3, capability: tuple[int, int] = (9, 0), pdl: bool = False
+) -> None:
     """Launch all kernels over latents of 512 with 64 rotated features, as DeepSeek has them."""
     device, kind = torch.device("cpu"), torch.bfloat16
     facts, sizes = DeviceFacts("cuda", capability=capability, cores=132), {"latent_size": 512, "rope_size": 64}
@@ -276,6 +280,7 @@ def launch_latent(heads: int, stored: str, splits: int, tokens: int = 3, capabil
     spec = TritonMlaBackend.cache_specs(request)[0]
     env = AttentionEnv(request, spec, 64, device, Settings({**values, "decode_splits": splits}))
     builder, layer = TritonMlaBackend.metadata_builder(env), TritonMlaLayer(env)
+    layer.pdl = pdl
     builder.allocate(StepLimits(tokens, tokens, 8, 512))
     cache = {"latent": torch.zeros(16, 64, 576).to(getattr(torch, stored))}
     rows = torch.zeros(tokens, 576, dtype=kind)
@@ -418,6 +423,14 @@ def main(capability: int) -> None:
         launch_latent(heads, stored, splits)
         compiler.label = f"chosen latents, {heads} heads, {stored}, apart"
         launch_sparse(heads, stored, splits)
+    for heads, splits in ((16, 33), (128, 1), (128, 3)):
+        compiler.label = f"latents, {heads} heads, {splits} splits, prefill apart"
+        launch_latent(heads, "bfloat16", splits, pdl=True)
+    for heads, splits in ((16, 1), (16, 33), (128, 1)):
+        compiler.label = f"latents, {heads} heads, {splits} splits, without tiles, prefill apart"
+        launch_latent(heads, "bfloat16", splits, capability=(10, 0), pdl=True)
+    compiler.label = "latents, 128 heads, without tiles, apart"
+    launch_latent(128, "bfloat16", 1, capability=(10, 0))
     states = {"mamba1": (8192, 16, 1), "mamba2": (80, 128, 64), "gdn": (32, 128, 128), "kda": (32, 128, 128)}
     for kind, (heads, key, value) in states.items():
         compiler.label = f"states, {kind}, apart"

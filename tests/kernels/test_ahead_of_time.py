@@ -27,6 +27,7 @@ STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"} | CH
 LATENTS = {
     "mla_write_kernel",
     "mla_decode_kernel",
+    "mla_tiles_kernel",
     "mla_merge_kernel",
     "mla_prefill_kernel",
     "index_scores_kernel",
@@ -37,13 +38,16 @@ STEPS = {
     *("begin_round_kernel", "keep_tokens_kernel", "end_round_kernel"),
 }
 KERNELS |= STEPS | STATES | LATENTS | {"packed_kernel", "packed_few_kernel"}
-ALONE = {"quantize_kernel", "rescale_kernel", "packed_few_kernel"} | STATES | LATENTS
+FOLLOWING = {"mla_write_kernel", "mla_decode_kernel", "mla_tiles_kernel", "mla_merge_kernel"}
+"""Those over latents that a step of single tokens launches."""
+ALONE = {"quantize_kernel", "rescale_kernel", "packed_few_kernel"} | STATES | (LATENTS - FOLLOWING)
 """Kernels that learn from their tensors' device whether they overlap, and those that never do."""
 OVERLAPPED = KERNELS - {"write_kernel", "gather_kernel", "prefill_kernel"} - ALONE
 """Kernels of a decode step."""
 ON_UNITS = {
     "decode_kernel",
     "mla_decode_kernel",
+    "mla_tiles_kernel",
     "mla_prefill_kernel",
     "packed_kernel",
     "packed_few_kernel",
@@ -76,7 +80,7 @@ def test_every_kernel_fits_the_device(rows: list[dict[str, Any]]) -> None:
 def test_latents_and_chunks_fit_devices_with_less_memory_too(rows: list[dict[str, Any]]) -> None:
     small = [row for row in rows if "small device" in row["case"]]
     found = {row["kernel"] for row in small} - {"conv_step_kernel", "state_step_kernel"}
-    assert found == {name for name in LATENTS if name.startswith("mla_")} | CHUNKS
+    assert found == {name for name in LATENTS if name.startswith("mla_")} - {"mla_tiles_kernel"} | CHUNKS
     assert [row for row in small if row["shared_bytes"] > SMALL_LIMIT] == []
 
 
@@ -84,6 +88,7 @@ def test_matrix_units_are_used(rows: list[dict[str, Any]]) -> None:
     narrow = [row for row in rows if "float32" not in row["case"]]
     assert all(row["wgmma"] for row in narrow if row["kernel"] == "prefill_kernel")
     assert all(row["mma"] or row["wgmma"] for row in narrow if row["kernel"] in ON_UNITS)
+    assert all(row["wgmma"] and not row["mma"] for row in narrow if row["kernel"] == "mla_tiles_kernel")
     large = [row for row in narrow if "bfloat16" in row["case"] and "small device" not in row["case"]]
     assert all(row["wgmma"] for row in large if row["kernel"] in ("ssd_states_kernel", "ssd_outputs_kernel"))
 

@@ -108,13 +108,18 @@ class LatentCase:
 
 
 def latent_attention(
-    backend: Any, request: AttentionRequest, queries: Sequence[Query], device: torch.device, seed: int = 0
+    backend: Any,
+    request: AttentionRequest,
+    queries: Sequence[Query],
+    device: torch.device,
+    seed: int = 0,
+    block: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what a backend computes for a step and what the definition says, [T, H, V] each in float64; over all
-    tokens (kind ``mla``) or those that an indexer chooses (``mla_sparse``).
+    tokens (kind ``mla``) or those that an indexer chooses (``mla_sparse``). ``block``: tokens of a page.
     """
     case = _draw_case(request, sorted(queries, key=lambda q: q.new != 1), device, seed)
-    return _latent_found(backend, case, device, seed), _latent_reference(case)
+    return _latent_found(backend, case, device, seed, block), _latent_reference(case)
 
 
 def _draw_case(request: AttentionRequest, queries: Sequence[Query], device: torch.device, seed: int) -> LatentCase:
@@ -138,8 +143,8 @@ def _draw_case(request: AttentionRequest, queries: Sequence[Query], device: torc
     return LatentCase(request, size, queries, weight, said, draw(sum(q.new for q in queries), size.heads, size.head))
 
 
-def _latent_found(backend: Any, case: LatentCase, device: torch.device, seed: int) -> torch.Tensor:
-    block, request, queries = 4, case.request, case.queries
+def _latent_found(backend: Any, case: LatentCase, device: torch.device, seed: int, block: int) -> torch.Tensor:
+    request, queries = case.request, case.queries
     spec = spec_for(backend, request, block)
     assert spec is not None, f"no layout for blocks of {block}"
     pages = sum(-(-(q.new + q.old) // block) for q in queries)

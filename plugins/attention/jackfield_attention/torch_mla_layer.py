@@ -39,6 +39,7 @@ class MlaLayer:
     def bind(self, kv_up: Any) -> None:
         """See LatentLayer."""
         weight_HJR = kv_up.scheme.dequantize(kv_up).view(-1, self._plain + self._value(kv_up), self._rank)
+        self._kv_HJR = weight_HJR
         self._k_HKR, self._v_HVR = torch.split(weight_HJR, [self._plain, weight_HJR.shape[1] - self._plain], 1)
 
     def _value(self, kv_up: Any) -> int:

@@ -47,6 +47,7 @@ class TritonMlaBackend(AttentionBackend):
         "decode_splits": Option(int, 0, "parts that the keys of a decoding sequence are split into; 0: by batch size"),
         "decode_tile": Option(int, 0, "keys in a tile of decode; 0: chosen", (0, 16, 32, 64)),
         "decode_heads": Option(int, 0, "query heads of a program; 0: chosen", (0, 16, 32, 64)),
+        "pdl": Option(bool, True, "start kernels while the ones before them drain, from capability 9.0 on"),
     }
 
     @classmethod

@@ -2,7 +2,9 @@
 """Latent attention of single new tokens: one key for all heads, whose first R features are the values too.
 
 A program holds some heads of one sequence and a part of its keys, so that each latent is read once for all of them.
-How many splits there are depends on the batch alone, so that a recorded graph stays right.
+How many splits there are depends on the batch alone, so that a recorded graph stays right. PDL: the launch is a
+programmatic dependent one (``jackfield_triton.launch``); all that is read comes from the step, so a program waits
+first.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from jackfield_attention.triton_cache_kernels import stored
 @triton.jit
 def mla_write_kernel(
     latent, rope, cache, slots, latent_token, rope_token, page, place, R: tl.constexpr, P: tl.constexpr,
-    R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store the latent and the rotated key of one new token. Grid: (tokens,). A negative slot is not written."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
@@ -67,15 +72,38 @@ def leave(
 
 
 @triton.jit
+def _pages(table, at, last, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """Return the page of a tile's tokens, which is one where tiles do not cross pages, or else of each, [TILE]."""
+    if PAGE % TILE == 0:
+        return tl.load(table + at // PAGE, mask=at < last, other=0).to(tl.int64)
+    else:
+        token = at + tl.arange(0, TILE)
+        return tl.load(table + token // PAGE, mask=token < last, other=0).to(tl.int64)
+
+
+@triton.jit
+def _places(number, at, page, place, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """Return where a tile's tokens lie from the start of the cache, [TILE]."""
+    if PAGE % TILE == 0:
+        return number * page + at % PAGE * place + tl.arange(0, TILE) * place
+    else:
+        return number * page + (at + tl.arange(0, TILE)) % PAGE * place
+
+
+@triton.jit
 def mla_decode_kernel(
     q, turned_q, cache, out, lengths, block_table, parts, bests, totals, splits, scale, q_token, q_head, turned_token,
     turned_head, page, place, table_row, out_token, out_head, HEADS: tl.constexpr, ROWS: tl.constexpr,
     R: tl.constexpr, P: tl.constexpr, R_WIDTH: tl.constexpr, P_WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, WHOLE: tl.constexpr,
+    TILE: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: (sequences, blocks of ROWS heads, splits). ``q`` are queries in the space of latents, ``turned_q`` their
-    rotated features. WHOLE: there is one split. ``scale`` is in units of log 2.
+    rotated features. WHOLE: there is one split. ``scale`` is in units of log 2. Pages are looked up a tile ahead: a
+    look-up that is part of the pipeline takes a stage of it, and with three stages nothing is on its way meanwhile.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     sequence, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
     each = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), 1) * TILE
@@ -92,14 +120,15 @@ def mla_decode_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, R_WIDTH), tl.float32)
     table = block_table + sequence.to(tl.int64) * table_row
+    number = _pages(table, first, last, PAGE, TILE)
     for at in range(first, last, TILE):
-        token = at + tl.arange(0, TILE)
-        seen = token < last
-        number = tl.load(table + token // PAGE, mask=seen, other=0).to(tl.int64)
-        row = cache + number * page + token % PAGE * place
+        following = _pages(table, at + TILE, last, PAGE, TILE)
+        seen = at + tl.arange(0, TILE) < last
+        row = cache + _places(number, at, page, place, PAGE, TILE)
         latent = tl.load(row[:, None] + column[None, :], mask=seen[:, None] & (column < R)[None, :], other=0.0)
         key = tl.load(row[:, None] + R + turned[None, :], mask=seen[:, None] & (turned < P)[None, :], other=0.0)
         best, total, mixed = folded(plain, rotated, latent, key, seen, scale, best, total, mixed)
+        number = following
     leave(
         out, parts, bests, totals, best, total, mixed, sequence, split, splits, head, column, out_token, out_head,
         HEADS, R, WHOLE,
@@ -109,11 +138,14 @@ def mla_decode_kernel(
 @triton.jit
 def mla_merge_kernel(
     parts, bests, totals, out, splits, out_token, out_head, HEADS: tl.constexpr, R: tl.constexpr,
-    COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Put COLUMNS of the parts of one head together. Grid: (sequences, heads, parts of R). SPLITS bounds the splits;
     those without keys are not read.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     split = tl.arange(0, SPLITS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +21,13 @@ from jackfield_attention.triton_mla_metadata import (
     prefill_shape,
 )
 from jackfield_attention.triton_mla_prefill_kernels import mla_prefill_kernel
-from jackfield_triton.launch import power_of_two
+from jackfield_triton.launch import launch_options, pdl_of, power_of_two
 
 LOG2_E = math.log2(math.e)
 MERGED = 128
-"""Features of a latent that one program puts together."""
+"""Least features of a latent that one program puts together."""
+MERGED_AT_ONCE = 4096
+"""Numbers that it reads, where splits are few."""
 
 
 class TritonMlaLayer(MlaLayer):
@@ -34,6 +37,9 @@ class TritonMlaLayer(MlaLayer):
         super().__init__(env)
         self._rope = int(env.request.extra["rope_size"])
         self._shape, self._prefill = decode_shape(env), prefill_shape(env)
+        facts = env.request.device
+        capability = (0, 0) if facts is None or env.device.type != "cuda" else facts.capability
+        self.pdl = pdl_of(capability, env.settings.values.get("pdl", True))
         self._sizes = {
             "R": self._rank,
             "R_WIDTH": max(16, power_of_two(self._rank)),
@@ -56,6 +62,7 @@ class TritonMlaLayer(MlaLayer):
                 PAGE=self._block,
                 num_warps=4,
                 **self._sizes,
+                **launch_options(self.pdl),
             )
 
     def attend(  # type: ignore[override]  # metadata is of another kind
@@ -85,10 +92,8 @@ class TritonMlaLayer(MlaLayer):
         sizes |= {"V": value, "V_WIDTH": max(16, power_of_two(value))}
         for part in contexts.parts:
             latent_LR, rope_LP = self._latents_of(cache, part, q_THD.dtype)
-            k_LHK, v_LHV = (
-                torch.unflatten(F.linear(latent_LR, weight.flatten(0, 1)), 1, (heads, -1))
-                for weight in (self._k_HKR, self._v_HVR)
-            )
+            kv_LHJ = torch.unflatten(F.linear(latent_LR, self._kv_HJR.flatten(0, 1)), 1, (heads, -1))
+            k_LHK, v_LHV = torch.split(kv_LHJ, [self._plain, value], -1)
             mla_prefill_kernel[(heads, len(part.tiles))](
                 q_THD,
                 k_LHK,
@@ -129,14 +134,10 @@ class TritonMlaLayer(MlaLayer):
     ) -> torch.Tensor:
         """Return [N, H, R], what single tokens mix of latents; both parts of queries are contiguous inside a head."""
         (count, heads), splits, parts = q_NHR.shape[:2], metadata.splits, metadata.parts
-        out_NHR = q_NHR.new_empty((count, heads, self._rank))
-        mla_decode_kernel[(count, -(-heads // self._shape.heads), splits)](
-            q_NHR,
-            q_NHP,
-            latent_GBJ,
-            out_NHR,
-            metadata.lengths,
-            metadata.block_table,
+        out_NHR, shape = q_NHR.new_empty((count, heads, self._rank)), self._shape
+        tensors = (q_NHR, q_NHP, latent_GBJ, out_NHR, metadata.lengths, metadata.block_table)
+        arguments = (
+            *tensors,
             parts.mixed,
             parts.bests,
             parts.totals,
@@ -147,15 +148,16 @@ class TritonMlaLayer(MlaLayer):
             *latent_GBJ.stride()[:2],
             metadata.block_table.stride(0),
             *out_NHR.stride()[:2],
-            HEADS=heads,
-            ROWS=self._shape.heads,
-            PAGE=self._block,
-            TILE=self._shape.tile,
-            WHOLE=splits == 1,
-            num_warps=self._shape.warps,
-            num_stages=self._shape.stages,
-            **self._sizes,
         )
+        options: dict[str, Any] = {"HEADS": heads, "ROWS": shape.heads, "PAGE": self._block, "TILE": shape.tile}
+        options |= {"WHOLE": splits == 1, "num_warps": shape.warps, **launch_options(self.pdl)}
+        blocks = -(-heads // shape.heads)
+        if shape.tiled:
+            kernel = _tiles_kernel()
+            kernel[(blocks, count, splits)](*arguments, R=self._rank, P=self._rope, **options)
+        else:
+            options |= {"num_stages": shape.stages, **self._sizes}
+            mla_decode_kernel[(count, blocks, splits)](*arguments, **options)
         if splits > 1:
             self.put_together(parts, splits, out_NHR)
         return out_NHR
@@ -163,7 +165,8 @@ class TritonMlaLayer(MlaLayer):
     def put_together(self, parts: Parts, splits: int, out_NHR: torch.Tensor) -> None:
         """Write what the splits left, put together."""
         count, heads = out_NHR.shape[:2]
-        mla_merge_kernel[(count, heads, -(-self._rank // MERGED))](
+        columns = min(self._sizes["R_WIDTH"], max(MERGED, MERGED_AT_ONCE // power_of_two(splits)))
+        mla_merge_kernel[(count, heads, -(-self._rank // columns))](
             parts.mixed,
             parts.bests,
             parts.totals,
@@ -172,7 +175,15 @@ class TritonMlaLayer(MlaLayer):
             *out_NHR.stride()[:2],
             HEADS=heads,
             R=self._rank,
-            COLUMNS=MERGED,
+            COLUMNS=columns,
             SPLITS=power_of_two(splits),
             num_warps=4,
+            **launch_options(self.pdl),
         )
+
+
+def _tiles_kernel() -> Any:
+    """Return the kernel of :class:`DecodeShape` ``tiled``; Gluon is imported where it is used alone."""
+    from jackfield_attention.gluon_mla_kernels import mla_tiles_kernel
+
+    return mla_tiles_kernel

@@ -14,6 +14,7 @@ from jackfield.errors import PluginError
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
 from jackfield_attention.transfer import sent
 from jackfield_attention.triton_tuning import FEW_CORES, MOST_SPLITS, PROGRAMS_PER_CORE, KernelShape, roomy
+from jackfield_triton.launch import has_gluon
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +74,48 @@ class MlaMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """Heads of a program, keys in a tile, warps, and tiles in flight."""
+    """How decode is launched.
+
+    Args:
+        heads: of a program. tile: keys in a tile. warps: of a program. stages: tiles in flight. programs: that a
+            multiprocessor has at once. tiled: it is ``mla_tiles_kernel`` that is launched.
+    """
 
     heads: int
     tile: int
     warps: int = 8
     stages: int = 2
+    programs: int = PROGRAMS_PER_CORE
+    tiled: bool = False
 
 
 def decode_shape(env: AttentionEnv) -> DecodeShape:
     """Return the shape of the decode kernel, as options say or chosen: what a program keeps of latents must fit."""
     values = env.settings.values
     heads, tile = int(values.get("decode_heads") or 0), int(values.get("decode_tile") or 0)
+    if not heads and not tile and _has_tiles(env):
+        few = env.request.local_heads <= FEW_HEADS
+        return DecodeShape(FEW_HEADS if few else MANY_HEADS, TILE, 4 if few else 8, 1, programs=1, tiled=True)
     if env.request.dtype == "float32":
         return DecodeShape(heads or 16, tile or 16)
     if env.request.cache_dtype not in ("", env.request.dtype):
-        return DecodeShape(heads or 16, tile or 32)  # numbers that are widened take registers
+        return DecodeShape(heads or 16, tile or 32, 8, 3)
     device = env.request.device
     if device is None or device.capability not in ROOMIEST or env.request.local_heads < MANY_HEADS:
         return DecodeShape(heads or 16, tile or 32, 4, 3)
-    return DecodeShape(heads or 64, tile or 64, 8, 3)
+    return DecodeShape(heads or 64, tile or 64, 8, 2)
+
+
+def _has_tiles(env: AttentionEnv) -> bool:
+    """Return whether ``mla_tiles_kernel`` takes such latents, and the device and the installed Triton have what it
+    needs.
+    """
+    request, extra = env.request, env.request.extra
+    if request.device is None or request.device.capability != (9, 0):
+        return False
+    fits = int(extra["latent_size"]) in (256, 512) and int(extra["rope_size"]) == TILE and env.block_size % TILE == 0
+    plain = request.dtype in ("bfloat16", "float16") and request.cache_dtype in ("", request.dtype)
+    return fits and plain and has_gluon()
 
 
 def prefill_shape(env: AttentionEnv) -> KernelShape:
@@ -105,6 +128,9 @@ def prefill_shape(env: AttentionEnv) -> KernelShape:
 
 MANY_HEADS = 64
 """From so many heads on, matrix units are what limits, and want large tiles."""
+FEW_HEADS = 16
+TILE = 64
+"""Tokens of a tile of ``mla_tiles_kernel``, and rotated features of a key."""
 ROOMIEST = frozenset({(9, 0), (10, 0), (10, 3)})
 """Capabilities whose multiprocessors have room for three such tiles."""
 FIRST, LAST = 1, 2
@@ -247,7 +273,7 @@ class TritonMlaMetadataBuilder:
             device = self._env.request.device
             cores = device.cores if device is not None and device.cores > 1 else FEW_CORES
             blocks = -(-self._env.request.local_heads // self._shape.heads)
-            wanted = cores * PROGRAMS_PER_CORE // max(1, sequences * blocks)
+            wanted = cores * self._shape.programs // max(1, sequences * blocks)
         assert self._limits is not None
         most = -(-self._limits.max_length // self._shape.tile)
         return max(1, min(wanted, most, MOST_SPLITS))

@@ -12,7 +12,7 @@ from jackfield_attention.triton_mla_kernels import mla_write_kernel
 from jackfield_attention.triton_mla_layer import LOG2_E, TritonMlaLayer
 from jackfield_attention.triton_mla_sparse_kernels import index_scores_kernel, sparse_decode_kernel
 from jackfield_attention.triton_mla_sparse_metadata import SparseMlaMetadata, SparseRows
-from jackfield_triton.launch import power_of_two
+from jackfield_triton.launch import launch_options, power_of_two
 
 NARROWEST = 16
 """Least width of a product's operands."""
@@ -47,6 +47,7 @@ class TritonMlaSparseLayer(TritonMlaLayer):
                 P_WIDTH=NARROWEST,
                 PAGE=self._block,
                 num_warps=4,
+                **launch_options(self.pdl),
             )
 
     def choose(

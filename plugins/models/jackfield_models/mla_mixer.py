@@ -46,8 +46,8 @@ class LatentMixer(nn.Module):
     def forward(self, x_TE: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Return what attention adds, [T, E]."""
         parts = self.down(x_TE).split(self._split, -1)
-        q_latent_TQ = x_TE if self.q_norm is None else self.q_norm(parts[0].contiguous())
-        latent_TR, rope_TP = (part.contiguous() for part in parts[-2:])
+        q_latent_TQ = x_TE if self.q_norm is None else self.q_norm(parts[0])
+        latent_TR, rope_TP = parts[-2:]
         q_THD = self.q_up(q_latent_TQ).unflatten(-1, (-1, self._size))
         index = self.index(x_TE, q_latent_TQ)
         attended_TN = self.attention(q_THD, self.kv_norm(latent_TR), rope_TP, positions_T, ctx, **index)

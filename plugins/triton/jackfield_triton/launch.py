@@ -10,11 +10,14 @@ Launch and Synchronization".
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 MIN_CAPABILITY = (9, 0)
 INSTRUCTIONS = "triton.language.extra.cuda.gdc"
 """The module of Triton (3.4 on) with the instructions that kernels need for it."""
+
+GLUON_VERSION = (3, 6)
 
 
 def pdl_of(capability: tuple[int, int], wanted: bool = True) -> bool:
@@ -31,6 +34,15 @@ def launch_options(pdl: bool) -> dict[str, bool]:
     where it would be false.
     """
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+
+
+def has_gluon() -> bool:
+    """Return whether Triton has Gluon as kernels here use it: it is experimental, and older versions differ."""
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in found.split(".")[:2]) >= GLUON_VERSION
 
 
 def power_of_two(size: int) -> int:
