@@ -34,8 +34,12 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER_NAMES[rest]}.{suffix}"
 
 
-def write_gguf(model: Any, path: Path, arch: str, kind: gguf.GGMLQuantizationType) -> None:
-    """Write ``model``; matrices are stored as ``kind``, all else as float32."""
+def write_gguf(
+    model: Any, path: Path, arch: str, kind: gguf.GGMLQuantizationType, factors: np.ndarray | None = None
+) -> None:
+    """Write ``model``; matrices are stored as ``kind``, all else as float32. ``factors``: what each rotary frequency is
+    divided by.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.max_position_embeddings)
@@ -52,6 +56,8 @@ def write_gguf(model: Any, path: Path, arch: str, kind: gguf.GGMLQuantizationTyp
         array = rows_in_pairs(name, parameter.detach().numpy(), config, arch)
         stored = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, stored), raw_dtype=stored)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 from engines import Engine, Models
-from gguf_writer import fill_from_gguf, rows_in_halves, rows_in_pairs, write_gguf
+from gguf_writer import fill_from_gguf, head_size, rows_in_halves, rows_in_pairs, write_gguf
 from hf import assert_equal, assert_logprobs, make_tiny, random_prompts
 
 from jackfield import SamplingParams
@@ -39,6 +39,22 @@ def test_gguf_equals_the_reference(engine: Engine, models: Models, tmp_path: Pat
     assert_equal(reference, prompts, [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)])
     params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=4)
     assert_logprobs(reference, prompts[2], llm.generate(prompts[2], params)[0].outputs[0], count=4)
+
+
+@pytest.mark.parametrize("source", ["llama", "llama_rope"])
+def test_factors_of_rotary_frequencies(engine: Engine, models: Models, tmp_path: Path, source: str) -> None:
+    """Converters of Llama 3.1 write its scaling as a tensor ``rope_freqs.weight``; some write one of ones."""
+    tiny = models[source]
+    rotary, config = tiny.model.model.rotary_emb, tiny.model.config
+    plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, rotary.inv_freq.numel()) * 2 / head_size(config))
+    factors = plain / rotary.inv_freq.numpy()
+    assert np.allclose(factors, 1) == (source == "llama")
+    write_gguf(tiny.model, tmp_path / "tiny.gguf", "llama", KINDS["f32"], factors)
+    prompts = random_prompts((1, 5, 33, 80))
+    llm = engine(tmp_path / "tiny.gguf")
+    assert_equal(tiny.model, prompts, [request.outputs[0].token_ids for request in llm.generate(prompts, GREEDY)])
+    params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=4)
+    assert_logprobs(tiny.model, prompts[3], llm.generate(prompts[3], params)[0].outputs[0], count=4)
 
 
 def test_a_plain_file_holds_the_very_model_it_was_written_from(models: Models, tmp_path: Path) -> None:

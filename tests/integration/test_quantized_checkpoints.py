@@ -51,6 +51,19 @@ def test_heads_and_embeddings_of_few_bits(engine: Engine, source: Path, tmp_path
     same(engine(packed, max_model_len=128), engine(plain, max_model_len=128))
 
 
+@pytest.mark.parametrize("name", ["ao-int8", "ao-int4-pairs", "gptq-4", "ct-w4-asymmetric"])
+def test_an_embedding_of_few_bits_that_is_the_head_too(engine: Engine, tmp_path: Path, name: str) -> None:
+    tied = tiny(tmp_path / "tied", vocab_size=256, tie_word_embeddings=True)
+    kind = FORMATS[name]
+    config = dict(kind.config)
+    if "config_groups" in config:
+        (group,) = config["config_groups"].values()
+        config["config_groups"] = {"embeddings": {**group, "targets": ["Embedding"]}}
+    packed, plain = quantized(tied, tmp_path, kind.write, config, lambda module: module.endswith("embed_tokens"))
+    assert "lm_head.weight" not in load_file(packed / "model.safetensors")
+    same(engine(packed, max_model_len=128), engine(plain, max_model_len=128))
+
+
 def test_a_tensor_of_a_quantized_layer_that_nothing_takes_is_named(
     engine: Engine, source: Path, tmp_path: Path
 ) -> None:
@@ -144,8 +157,8 @@ def test_gptq_of_a_model_that_has_inputs_first(engine: Engine, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("phi3", ("fp8-channel", "gptq-4", "modelopt-nvfp4")),
-        ("cohere", ("fp8-channel", "fp8-block", "modelopt-nvfp4", "bnb-int8")),
+        ("phi3", ("fp8-channel", "gptq-4", "modelopt-nvfp4", "awq-gemv", "ct-sparse-fp8", "modelopt-int4-awq")),
+        ("cohere", ("fp8-channel", "fp8-block", "modelopt-nvfp4", "bnb-int8", "ct-sparse", "quark-mxfp6")),
     ],
 )
 def test_other_decoders(engine: Engine, tmp_path: Path, name: str, kinds: tuple[str, ...]) -> None:
@@ -157,7 +170,7 @@ def test_other_decoders(engine: Engine, tmp_path: Path, name: str, kinds: tuple[
         same(engine(packed, max_model_len=128), engine(plain, max_model_len=128))
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-3", "bnb-nf4", "hqq-4"])
+@pytest.mark.parametrize("name", ["awq", "gptq-3", "bnb-nf4", "hqq-4", "quark-int4"])
 def test_rows_that_cannot_be_told_apart_are_not_put_in_another_order(engine: Engine, tmp_path: Path, name: str) -> None:
     form = FORMATS[name]
     packed, _ = quantized(wider("cohere", tmp_path / "source"), tmp_path, form.write, form.config)

@@ -6,61 +6,23 @@ slowest and plainest way. Legend: O outputs, I inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-Tensors = dict[str, torch.Tensor]
-Written = tuple[Tensors, torch.Tensor]
-"""Tensors of one module by suffix, and the matrix that they stand for, float32 [O, I]."""
-Writer = Callable[[torch.Tensor], Written]
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Column that each nibble of a word holds."""
-
-
-@dataclass(frozen=True, eq=False)
-class Format:
-    """One kind of checkpoint.
-
-    Args:
-        method: entry-point name of the method that reads it. config: its quantization_config. write: writes a module.
-    """
-
-    method: str
-    config: Mapping[str, Any]
-    write: Writer
-
-
-def pack_bits(rows: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return int32 words of a stream of numbers along the last dimension, the lowest bits first."""
-    packed = []
-    for row in rows.tolist():
-        stream = sum(int(number) << (bits * place) for place, number in enumerate(row))
-        words = -(-len(row) * bits // 32)
-        found = [(stream >> (32 * word)) & 0xFFFFFFFF for word in range(words)]
-        packed.append([word - (1 << 32) if word >> 31 else word for word in found])
-    return torch.tensor(packed, dtype=torch.int32)
-
-
-def whole_numbers(weight: torch.Tensor, bits: int, group: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, ...]:
-    """Return (numbers [O, I], scales [O, J], zeros [O, J]) of round-to-nearest, ``group`` being that of each input."""
-    top, count = (1 << bits) - 1, int(group.max()) + 1
-    parts = [weight[:, group == j] for j in range(count)]
-    least = torch.stack([p.amin(1).clamp(max=0) for p in parts], 1)
-    most = torch.stack([p.amax(1).clamp(min=0) for p in parts], 1)
-    if symmetric:
-        scale = torch.maximum(-least, most) * 2 / top
-        zero = torch.full_like(scale, (top + 1) // 2)
-    else:
-        scale = (most - least) / top
-        zero = (-least / scale).round().clamp(0, top)
-    scale = scale.half().float()
-    numbers = (weight / scale[:, group] + zero[:, group]).round().clamp(0, top)
-    return numbers.int(), scale, zero.int()
+from kernel_writers import KERNEL_FORMATS
+from plain_writers import (
+    AWQ_PLACES,
+    Format,
+    Tensors,
+    Writer,
+    Written,
+    four_bit_floats,
+    pack_bits,
+    pairs,
+    value_of,
+    whole_numbers,
+)
 
 
 def gptq(bits: int, group: int, *, symmetric: bool = True, reordered: bool = False, plus: int = 1) -> Writer:
@@ -125,25 +87,6 @@ def _shaped(scale: torch.Tensor, block: object) -> torch.Tensor:
     if block == "tensor":
         return scale.reshape(())
     return scale.reshape(-1) if block == "flat" else scale
-
-
-def four_bit_floats(weight: torch.Tensor) -> torch.Tensor:
-    """Return the codes of the nearest numbers of E2M1."""
-    table = torch.tensor([*E2M1, *(-n for n in E2M1)])
-    codes = (weight.unsqueeze(-1) - table).abs().argmin(-1)
-    return codes.to(torch.uint8)
-
-
-def value_of(codes: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of E2M1, from sign, exponent and mantissa."""
-    sign, exponent, mantissa = 1.0 - 2.0 * (codes >> 3), ((codes >> 1) & 3).float(), (codes & 1).float()
-    size = torch.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2 ** (exponent - 1))
-    return sign * size
-
-
-def pairs(codes: torch.Tensor) -> torch.Tensor:
-    """Return bytes of two codes, the first in the low half."""
-    return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def nvfp4(*, prepared: bool = False) -> Writer:
@@ -236,8 +179,10 @@ def _parameters(weight: torch.Tensor, args: Any) -> Tensors:
     return {**found, "weight_scale": scale, "weight_zero_point": zero}
 
 
-def bits_and_bytes(kind: str, *, nested: bool) -> Writer:
-    """Return a writer that is the bitsandbytes library, for ``nf4``, ``fp4`` and ``int8``."""
+def bits_and_bytes(kind: str, *, nested: bool, kept_as: torch.dtype = torch.uint8) -> Writer:
+    """Return a writer that is the bitsandbytes library, for ``nf4``, ``fp4`` and ``int8``; ``kept_as``: type of packed
+    numbers.
+    """
 
     def write(weight: torch.Tensor) -> Written:
         import bitsandbytes.functional as library
@@ -245,7 +190,9 @@ def bits_and_bytes(kind: str, *, nested: bool) -> Writer:
         if kind == "int8":
             stored, scales, _ = library.int8_vectorwise_quant(weight.half())
             return {"weight": stored, "SCB": scales}, library.int8_vectorwise_dequant(stored, scales).float()
-        stored, state = library.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
+        stored, state = library.quantize_4bit(
+            weight, quant_type=kind, compress_statistics=nested, quant_storage=kept_as
+        )
         found = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
         return {"weight": stored, **found}, library.dequantize_4bit(stored, state).float()
 
@@ -472,6 +419,11 @@ FORMATS: dict[str, Format] = {
     "bnb-nf4": _bits_and_bytes("nf4"),
     "bnb-nf4-nested": _bits_and_bytes("nf4", nested=True),
     "bnb-fp4": _bits_and_bytes("fp4"),
+    "bnb-nf4-wide": Format(
+        "bitsandbytes",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+        bits_and_bytes("nf4", nested=True, kept_as=torch.bfloat16),
+    ),
     "bnb-int8": _bits_and_bytes("int8"),
     "auto-round": _auto_round("auto_round", gptq(4, 32, symmetric=False, plus=0)),
     "auto-round-gptq": _auto_round("auto_round:auto_gptq", gptq(4, 32)),
@@ -493,5 +445,12 @@ FORMATS: dict[str, Format] = {
     "ao-int4-prepared": _torchao("IntxWeightOnlyConfig", ao_whole(4, 64, prepared=True)),
     "ao-int4-pairs": _torchao("Int4WeightOnlyConfig", ao_pairs(32)),
     "hqq-1": Format("hqq", {"quant_method": "hqq"}, hqq(1, 16)),
+    "fp8-mx": Format("fp8_checkpoint", {"quant_method": "mxfp8"}, mxfp8),
+    "modelopt-mxfp4": _modelopt("W4A8_MXFP4_FP8", mxfp4),
+    "modelopt-nvfp4-fp8": _modelopt("W4A8_NVFP4_FP8", nvfp4()),
+    "modelopt-int8": _modelopt("W8A16", int8),
+    "quark-fp8-block": _quark("fp8_e4m3", "per_block", fp8((32, 32)), block_size=[32, 32]),
+    "quark-mxfp8": _quark("fp8_e4m3", "per_group", mxfp8, group_size=32, scale_format="e8m0"),
+    **KERNEL_FORMATS,
 }
 """Every format that is read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ CONFIG_ARRAYS = ArrayLimits(numbers=1024, strings=64)
 """The longest arrays of GGUF metadata that ``ModelFacts.config`` holds. Numbers may be one per layer, so that their
 limit lies above the layer count of any model; vocabularies stay out.
 """
+
+ROPE_FACTORS, FACTORS_KEY = "rope_freqs.weight", "rope.factors"
+"""A tensor of GGUF files that says what each rotary frequency is divided by, and the metadata key, behind the
+architecture's name, that its numbers are given as.
+"""
+MAX_FACTORS = 4096
+"""Half the features of a head, far more than any has."""
 
 SIDE_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files of quantizers, and the format that each is about."""
@@ -96,12 +104,14 @@ def _folder_facts(folder: Path, load_format: str, overrides: Mapping[str, Any]) 
 
 def _gguf_facts(path: Path, files: list[Path]) -> ModelFacts:
     parts = [read_gguf(file, CONFIG_ARRAYS) for file in files]
-    metadata = parts[0].metadata
+    metadata = dict(parts[0].metadata)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         corrupt(files[0], f"{files[0].name} does not say its general.architecture", remedy="convert the model again")
     tensors = _merge(path, [part.tensors for part in parts])
     _check_split(path, parts, tensors)
+    if (factors := tensors.pop(ROPE_FACTORS, None)) is not None:
+        metadata[f"{architecture}.{FACTORS_KEY}"] = _numbers(factors)
     return ModelFacts(
         path=str(path),
         container="gguf",
@@ -111,6 +121,18 @@ def _gguf_facts(path: Path, files: list[Path]) -> ModelFacts:
         dtype=_plain_dtype(tensors.values()),
         tensors=tensors,
     )
+
+
+def _numbers(tensor: TensorFacts) -> list[float]:
+    """Return the numbers of a short tensor that says how to compute, and is no weight."""
+    file = Path(tensor.file)
+    if tensor.dtype != f"{PREFIX}F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
+        message = f"{file.name}: '{tensor.name}' is {tensor.dtype} of the shape {list(tensor.shape)}"
+        corrupt(file, message, remedy=f"it must be F32, and no longer than {MAX_FACTORS}")
+    with file.open("rb") as opened:
+        opened.seek(tensor.offset)
+        raw = opened.read(tensor.nbytes)
+    return [float(number) for number in struct.unpack(f"<{tensor.shape[0]}f", raw)]
 
 
 def _check_split(path: Path, parts: list[GgufFile], tensors: Mapping[str, TensorFacts]) -> None:

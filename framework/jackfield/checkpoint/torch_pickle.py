@@ -48,6 +48,8 @@ NAMED = (
     "float16",
     "float32",
     "float64",
+    "bool",
+    *(f"int{bits}" for bits in (16, 32, 64)),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 9)),
 )
 """Types that such tensors say of themselves that they are of; they have no storages of these."""

@@ -131,4 +131,7 @@ def gguf_decoder_config(metadata: Mapping[str, Any], tensors: Mapping[str, tuple
     kind = metadata.get(f"{arch}.rope.scaling.type", "none")
     if kind not in ("none", ""):
         found["rope_scaling"] = {"rope_type": kind, "factor": key("rope.scaling.factor")}
+    if factors := metadata.get(f"{arch}.rope.factors"):
+        # A converter that has worked out each frequency's own factor (Llama 3.1) says of no other scaling.
+        found["rope_scaling"] = {"rope_type": "factors", "factors": factors}
     return found

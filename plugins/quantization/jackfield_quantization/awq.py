@@ -1,4 +1,4 @@
-"""``awq``: AWQ checkpoints in the ``gemm`` version."""
+"""``awq``: AWQ checkpoints in all orders that AutoAWQ writes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
 
 
+VERSIONS = {name: name for name in ("gemm", "gemv", "gemv_fast", "marlin")} | {"exllama": "gemm", "ipex": "gemm"}
+"""Orders of numbers; some kernels have none of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class AwqSpec:
     """How matrices are packed.
 
     Args:
         group: inputs that share scale and zero, or 0 for all. zeros: whether there are zero points. ignored: modules
-            that are plain.
+            that are plain. version: the order of numbers.
     """
 
     group: int = 128
     zeros: bool = True
     ignored: tuple[str, ...] = ()
+    version: str = "gemm"
 
 
 class Awq(StoredMethod):
@@ -43,14 +48,16 @@ class Awq(StoredMethod):
         Raises:
             ConfigError: a value is not known.
         """
-        version = str(config.get("version") or "gemm").lower()
-        if version != "gemm":
-            raise wrong("version", version, "gemm")
+        key = next((key for key in ("version", "checkpoint_format", "format") if config.get(key)), "version")
+        version = str(config.get(key) or "gemm").lower()
+        if version not in VERSIONS:
+            raise wrong(key, version, f"one of {', '.join(sorted(VERSIONS))}")
         integer(config, "bits" if "bits" in config else "w_bit", 4, (4,))
         return AwqSpec(
             group_of(config, "group_size" if "group_size" in config else "q_group_size", 128),
             bool(config.get("zero_point", True)),
             names_in(config, "modules_to_not_convert"),
+            VERSIONS[version],
         )
 
     @classmethod
@@ -66,11 +73,16 @@ class Awq(StoredMethod):
     @classmethod
     def experts_layout(cls, spec: AwqSpec) -> str:
         """Return the layout of experts."""
-        return "int4"
+        return "dense" if spec.version == "gemv_fast" else "int4"
 
     @classmethod
     def storage(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: AwqSpec) -> Storage:
         """See StoredMethod."""
-        from jackfield_quantization.gptq_storage import AwqStorage
+        if spec.version == "gemm":
+            from jackfield_quantization.gptq_storage import AwqStorage
 
-        return AwqStorage(spec.group, zeros=spec.zeros)
+            return AwqStorage(spec.group, zeros=spec.zeros)
+        from jackfield_quantization.awq_layouts import AwqFastStorage, AwqRowsStorage, MarlinStorage
+
+        storages = {"gemv": AwqRowsStorage, "gemv_fast": AwqFastStorage, "marlin": MarlinStorage}
+        return storages[spec.version](spec.group)

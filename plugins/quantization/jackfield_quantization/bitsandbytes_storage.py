@@ -22,8 +22,8 @@ LARGEST_INT8 = 127
 
 
 class FourBitStorage(Storage):
-    """``weight`` uint8 [O * I / 2, 1], the first number in the high half; ``absmax`` [B], itself numbers of eight bits
-    where it is nested; tables of both; and a description in JSON, as bytes.
+    """``weight`` [O * I / 2, 1] bytes, in whatever type, the first number in the high half; ``absmax`` [B], itself
+    numbers of eight bits where it is nested; tables of both; and a description in JSON, as bytes.
 
     A row is no whole number of blocks, so that each rank reads all and keeps its part.
     """
@@ -42,7 +42,8 @@ class FourBitStorage(Storage):
         if shape != (piece.shard.size, piece.info.input_size):
             detail = f"its stored shape is {list(shape)}, not {[piece.shard.size, piece.info.input_size]}"
             raise unreadable(piece.info, piece.label, detail)
-        codes = unpack_nibbles(stored[WEIGHT].flatten(), high_first=True)
+        # Trainers that cut parameters among ranks keep bytes as numbers of the type that they compute in.
+        codes = unpack_nibbles(stored[WEIGHT].flatten().view(torch.uint8), high_first=True)
         scales = self._scales(stored, state).repeat_interleave(int(state["blocksize"]))
         count = piece.shard.size * piece.info.input_size
         wide = (from_table(codes[:count], stored[MAP]) * scales[:count]).view(shape)

@@ -1,4 +1,6 @@
-"""``compressed_tensors``: checkpoints of llm-compressor, in all forms that keep weights dense or packed in blocks."""
+"""``compressed_tensors``: checkpoints of llm-compressor, of weights that are dense, packed in blocks, or sparse by a
+mask.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,11 @@ FORMATS = frozenset(
 STRATEGIES = frozenset({"tensor", "channel", "group", "tensor_group", "block"})
 PACKED_LAYOUTS = {("int", 4): "int4", ("float", 8): "fp8", ("float", 4): "mxfp4"}
 """Layouts that experts may be in, by kind and bits. All backends that take one of them take dense experts too."""
+MASK = "bitmask"
+"""A tensor that tells where a sparse weight is not 0."""
+SPARSE = frozenset({"dense", "sparse-24-bitmask"})
+FUSED = frozenset({"weight_input", "weight_output"})
+"""Where a rotation is part of the weights that are stored."""
 SUPPORTED = (
     "int of 2 to 8 bits (tensor, channel, group; symmetric or not), float of 8 bits (tensor, channel, group, block), "
     "of 4 bits (groups of 16 with a global scale, or of 32) and of 6 bits (groups of 32)"
@@ -95,7 +102,8 @@ class CompressedTensors(StoredMethod):
         """Return the spec.
 
         Raises:
-            ConfigError: a value is not known, or the weights are compressed or rotated in a way that is not undone.
+            ConfigError: a value is not known, or weights are compressed, or activations rotated, in a way that is not
+                undone.
         """
         _refuse_others(config)
         written = _known_format(config.get("format") or "dense")
@@ -116,7 +124,12 @@ class CompressedTensors(StoredMethod):
     @classmethod
     def looks_packed(cls, facts: Mapping[str, TensorFacts]) -> bool:
         """See StoredMethod."""
-        return "weight_packed" in facts or "weight_scale" in facts
+        return "weight_packed" in facts or "weight_scale" in facts or MASK in facts
+
+    @classmethod
+    def is_packed(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: CompressedSpec) -> bool:
+        """See StoredMethod. What is sparse need not be quantized."""
+        return MASK in facts or super().is_packed(info, source, facts, spec)
 
     @classmethod
     def experts_layout(cls, spec: CompressedSpec) -> str:
@@ -130,15 +143,17 @@ class CompressedTensors(StoredMethod):
     @classmethod
     def storage(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: CompressedSpec) -> Storage:
         """See StoredMethod."""
-        from jackfield_quantization.compressed_storage import storage_of
+        from jackfield_quantization.compressed_storage import SparseStorage, storage_of
 
+        if MASK in facts and cls.left_alone(info, source, spec):
+            return SparseStorage(None)
         group = spec.group_of(info, source)
         assert group is not None and group.weights is not None, "asked only for modules of a group"
         made = storage_of(group.weights, group.format)
         if made is None:
             detail = f"{group.weights}, format {group.format}"
             raise unreadable(info, source, f"nothing reads {detail}", f"what is read: {SUPPORTED}")
-        return made
+        return SparseStorage(made) if MASK in facts else made
 
 
 def _closeness(target: str, source: str, kind: str) -> int | None:
@@ -152,19 +167,33 @@ def _closeness(target: str, source: str, kind: str) -> int | None:
 
 def _refuse_others(config: Mapping[str, object]) -> None:
     sparse = config.get("sparsity_config") or {}
-    if isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense":
-        raise _not_undone("sparsity_config", sparse.get("format"), "sparse weights")
+    if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in SPARSE:
+        remedy = f"use a checkpoint whose format of sparse weights is one of {', '.join(sorted(SPARSE))}"
+        raise _not_undone("sparsity_config.format", sparse.get("format"), "sparse weights in another form", remedy)
     transforms = config.get("transform_config") or {}
-    if isinstance(transforms, Mapping) and transforms.get("config_groups"):
-        raise _not_undone("transform_config", list(transforms["config_groups"]), "rotations of activations")
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    if not groups:
+        return
+    if not isinstance(groups, Mapping):
+        raise wrong("transform_config.config_groups", groups, "a mapping of groups")
+    for name, group in groups.items():
+        field = f"transform_config.config_groups.{name}.apply"
+        places = group.get("apply", []) if isinstance(group, Mapping) else group
+        if not isinstance(places, list):
+            raise wrong(field, places, "a list of places")
+        for place in places:
+            where = place.get("location") if isinstance(place, Mapping) else place
+            if where not in FUSED:
+                remedy = f"quantize the model with rotations of weights alone ({', '.join(sorted(FUSED))})"
+                raise _not_undone(field, where, "rotations of activations", remedy)
 
 
-def _not_undone(key: str, value: object, what: str) -> ConfigError:
+def _not_undone(key: str, value: object, what: str, remedy: str) -> ConfigError:
     return ConfigError(
         f"the checkpoint has {what}, which are not supported",
         field=f"quantization_config.{key}",
         value=value,
-        remedy="use a checkpoint without them",
+        remedy=remedy,
     )
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
 
 ACTIVATIONS = ("dynamic", "static")
+MXFP8, MX_BLOCK = "mxfp8", (1, 32)
+"""A format of 8-bit floats whose scales are exponents of blocks of inputs, and those blocks."""
 NARROW = "float8_"
 """What torch's words for 8-bit floats begin with."""
 
@@ -40,7 +42,7 @@ class Fp8Checkpoint(StoredMethod):
 
     name: ClassVar[str] = "fp8_checkpoint"
     summary: ClassVar[str] = "fp8 checkpoints; linear layers dequantized at load, experts kept in fp8"
-    kinds: ClassVar[frozenset[str]] = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3", "deepseek_v4_fp8"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3", "deepseek_v4_fp8", MXFP8})
 
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> Fp8Spec:
@@ -53,7 +55,8 @@ class Fp8Checkpoint(StoredMethod):
         if scheme not in ACTIVATIONS:
             raise wrong("activation_scheme", scheme, "one of dynamic, static")
         ignored = names_in(config, "ignored_layers", "modules_to_not_convert", "ignore")
-        return Fp8Spec(block_of(config.get("weight_block_size")), ignored)
+        block = block_of(config.get("weight_block_size"))
+        return Fp8Spec(MX_BLOCK if block is None and config.get("quant_method") == MXFP8 else block, ignored)
 
     @classmethod
     def left_alone(cls, info: LayerInfo, source: str, spec: Fp8Spec) -> bool:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
 
 BITS = (2, 3, 4, 8)
-FORMATS = ("gptq", "gptq_v2")
+MARLIN = "marlin"
+FORMATS = ("gptq", "gptq_v2", MARLIN)
 QWEIGHT = "qweight"
+OLD_NAMES = frozenset({"B", "s"})
+"""What the first checkpoints of Marlin's have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class GptqSpec:
         bits: of a number. group: inputs that share scale and zero, or 0 for all. reordered: groups are of inputs in
             another order (``desc_act``), which ``g_idx`` tells. zeros_plus: what is added to stored zero points.
         dynamic: rules for modules: (regular expression, changes to the spec, or None to leave the module alone).
-        ignored: modules that are plain.
+        ignored: modules that are plain. marlin: whether matrices are in the order of Marlin's kernel.
     """
 
     bits: int = 4
@@ -36,6 +39,7 @@ class GptqSpec:
     zeros_plus: int = 1
     dynamic: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
     ignored: tuple[str, ...] = ()
+    marlin: bool = False
 
     def of(self, module: str) -> GptqSpec | None:
         """Return the spec of one module, or None where the rules leave it alone."""
@@ -62,15 +66,20 @@ class Gptq(StoredMethod):
         version = config.get("checkpoint_format") or config.get("format") or "gptq"
         if config.get("quant_method") == "gptq_v2":
             version = "gptq_v2"
+        if config.get("is_marlin_format"):
+            version = MARLIN
         if version not in FORMATS:
-            raise wrong("checkpoint_format", version, "one of gptq, gptq_v2")
+            raise wrong("checkpoint_format", version, f"one of {', '.join(FORMATS)}")
+        if str(config.get("pack_dtype") or "int32") != "int32":
+            raise wrong("pack_dtype", config["pack_dtype"], "int32")
         return GptqSpec(
-            bits=integer(config, "bits", 4, BITS),
+            bits=integer(config, "bits", 4, (4,) if version == MARLIN else BITS),
             group=group_of(config, "group_size", 128),
             reordered=bool(config.get("desc_act", False)),
             zeros_plus=1 if version == "gptq" else 0,
             dynamic=_dynamic(config.get("dynamic")),
             ignored=names_in(config, "modules_to_not_convert"),
+            marlin=version == MARLIN,
         )
 
     @classmethod
@@ -81,7 +90,7 @@ class Gptq(StoredMethod):
     @classmethod
     def looks_packed(cls, facts: Mapping[str, TensorFacts]) -> bool:
         """See StoredMethod."""
-        return QWEIGHT in facts
+        return QWEIGHT in facts or facts.keys() >= OLD_NAMES
 
     @classmethod
     def experts_layout(cls, spec: GptqSpec) -> str:
@@ -92,9 +101,14 @@ class Gptq(StoredMethod):
     @classmethod
     def storage(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: GptqSpec) -> Storage:
         """See StoredMethod."""
+        own = spec.of(source) or spec
+        if own.marlin:
+            from jackfield_quantization.awq_layouts import MARLIN_NAMES, MarlinStorage
+
+            return MarlinStorage(own.group, MARLIN_NAMES) if facts.keys() >= OLD_NAMES else MarlinStorage(own.group)
         from jackfield_quantization.gptq_storage import GptqStorage
 
-        return GptqStorage(spec.of(source) or spec)
+        return GptqStorage(own)
 
 
 def group_of(config: Mapping[str, object], key: str, default: int) -> int:

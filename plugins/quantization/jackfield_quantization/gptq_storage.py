@@ -11,11 +11,12 @@ import torch
 from jackfield.interfaces import ParameterSpec
 from jackfield_quantization.gptq import QWEIGHT, GptqSpec
 from jackfield_quantization.packing import AWQ_ORDER, WORD, unpack_words
-from jackfield_quantization.scaled import packed_unit
-from jackfield_quantization.stored import Integers, Piece, Storage, Stored
+from jackfield_quantization.scaled import UNUSED, packed_unit
+from jackfield_quantization.stored import Integers, Piece, Storage, Stored, wide
 from jackfield_quantization.stored_method import unreadable
 
-FOUR_BITS = 4
+FOUR_BITS, HALF = 4, 8
+"""Bits of a number, and half of what they span."""
 ZEROS, SCALES, ORDER = "qzeros", "scales", "g_idx"
 
 
@@ -42,7 +43,7 @@ class GptqStorage(Storage):
 
     def decode(self, piece: Piece, stored: Stored) -> torch.Tensor:
         """See Storage."""
-        return _wide(self.integers(piece, stored))
+        return wide(self.integers(piece, stored))
 
     def four_bit_group(self, piece: Piece) -> int | None:
         """See Storage."""
@@ -57,11 +58,9 @@ class GptqStorage(Storage):
         return Integers((values_IO - zeros_JO[groups_I]).t(), stored[SCALES].float().t(), groups_I)
 
     def _decode_zeros(self, piece: Piece, zeros: torch.Tensor) -> torch.Tensor:
-        values = unpack_words(zeros, self._spec.bits)
-        first = piece.rows[0] if values.shape[-1] >= piece.shard.size else 0
+        values = piece.own_rows(unpack_words(zeros, self._spec.bits), 1)
         # Stored less one, a zero point of 0 wraps to the largest number.
-        mask = (1 << self._spec.bits) - 1
-        return (values[:, first : first + piece.size[0]] + self._spec.zeros_plus) & mask
+        return (values + self._spec.zeros_plus) & ((1 << self._spec.bits) - 1)
 
     def _groups(self, piece: Piece) -> int:
         group = self._spec.group or piece.info.input_size
@@ -72,7 +71,7 @@ class GptqStorage(Storage):
         shape = piece.shape(ZEROS)
         if shape is not None and shape == piece.shape(SCALES):
             raise unreadable(piece.info, piece.label, "its zero points (qzeros) are not packed", "pack the model again")
-        if words == 1 and not any(edge % numbers for edge in piece.rows):
+        if words == 1 and piece.has_whole(numbers):
             return piece.beside(ZEROS, "int32", (groups,), pack=numbers, transposed=True)
         words = -(-piece.shard.size * self._spec.bits // WORD)
         return piece.whole(ZEROS, "int32", (groups, words), opaque=True)
@@ -89,30 +88,43 @@ class GptqStorage(Storage):
 
 
 class AwqStorage(Storage):
-    """``qweight`` int32 [I, O / 8], ``qzeros`` int32 [J, O / 8], both with columns of a word out of order, and
-    ``scales`` [J, O] (AWQ's ``gemm`` version, four bits). ``weight = (q - zero) * scale``.
+    """Numbers int32 [I, O / 8] and zero points int32 [J, O / 8] of four bits, both with columns of a word out of order,
+    and scales [J, O] (AWQ's ``gemm`` version). ``weight = (q - zero) * scale``.
 
     Args:
-        group: inputs that share scale and zero, or 0 for all. zeros: whether there are zero points.
+        group: inputs that share scale and zero, or 0 for all. zeros: whether there are zero points. names: suffixes of
+            numbers, zero points and scales. order: place in its word of each column. signed: whether numbers are from
+            -8 to 7.
     """
 
-    def __init__(self, group: int, *, zeros: bool = True) -> None:
-        self._group, self._zeros = group, zeros
+    def __init__(
+        self,
+        group: int,
+        *,
+        zeros: bool = True,
+        names: tuple[str, str, str] = (QWEIGHT, ZEROS, SCALES),
+        order: Sequence[int] = AWQ_ORDER,
+        signed: bool = False,
+    ) -> None:
+        self._group, self._has_zeros, self._names, self._order = group, zeros, names, order
+        # With its highest bit turned, a number that has a sign is the same one plus 8.
+        self._turned = HALF if signed else 0
 
     def parameters(self, piece: Piece) -> Sequence[ParameterSpec]:
         """See Storage."""
+        numbers, zeros, scales = self._names
         groups = -(-piece.info.input_size // (self._group or piece.info.input_size))
         found = [
-            piece.matrix(QWEIGHT, "int32", pack=8, transposed=True),
-            piece.beside(SCALES, piece.dtype(SCALES, "float16"), (groups,), transposed=True),
+            piece.matrix(numbers, "int32", pack=8, transposed=True),
+            piece.beside(scales, piece.dtype(scales, "float16"), (groups,), transposed=True),
         ]
-        if self._zeros or ZEROS in piece.facts:
-            found.append(piece.beside(ZEROS, "int32", (groups,), pack=8, transposed=True))
-        return found
+        if self._has_zeros or zeros in piece.facts:
+            found.append(piece.beside(zeros, "int32", (groups,), pack=8, transposed=True))
+        return [*found, *piece.known(*UNUSED)]
 
     def decode(self, piece: Piece, stored: Stored) -> torch.Tensor:
         """See Storage."""
-        return _wide(self.integers(piece, stored))
+        return wide(self.integers(piece, stored))
 
     def four_bit_group(self, piece: Piece) -> int | None:
         """See Storage."""
@@ -120,13 +132,11 @@ class AwqStorage(Storage):
 
     def integers(self, piece: Piece, stored: Stored) -> Integers:
         """See Storage."""
-        values_IO = unpack_words(stored[QWEIGHT], FOUR_BITS, order=AWQ_ORDER)
+        numbers, zeros, scales = self._names
+        values_IO = self._unpacked(stored[numbers])
         groups_I = piece.column_indices(values_IO.device) // (self._group or piece.info.input_size)
-        zeros_JO = unpack_words(stored[ZEROS], FOUR_BITS, order=AWQ_ORDER) if ZEROS in stored else None
-        values_IO -= 8 if zeros_JO is None else zeros_JO[groups_I]
-        return Integers(values_IO.t(), stored[SCALES].float().t(), groups_I)
+        values_IO -= self._unpacked(stored[zeros])[groups_I] if zeros in stored else HALF
+        return Integers(values_IO.t(), stored[scales].float().t(), groups_I)
 
-
-def _wide(matrix: Integers) -> torch.Tensor:
-    """Return float32 numbers [O, I]."""
-    return matrix.values.float() * matrix.scales[:, matrix.groups]
+    def _unpacked(self, words: torch.Tensor) -> torch.Tensor:
+        return unpack_words(words, FOUR_BITS, order=self._order) ^ self._turned

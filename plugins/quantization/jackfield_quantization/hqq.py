@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jackfield.interfaces import LayerInfo, TensorFacts
+from jackfield_quantization.matching import wrong
 from jackfield_quantization.stored_method import StoredMethod
 
 if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
 
 PACKED = "W_q"
+NESTED = ("scale_quant_params", "zero_quant_params")
 
 
 class Hqq(StoredMethod):
@@ -20,6 +22,20 @@ class Hqq(StoredMethod):
     name: ClassVar[str] = "hqq"
     summary: ClassVar[str] = "HQQ of 1, 2, 3, 4 and 8 bits, dequantized at load"
     kinds: ClassVar[frozenset[str]] = frozenset({"hqq"})
+
+    @classmethod
+    def parse(cls, config: Mapping[str, object]) -> None:
+        """Refuse scales that are quantized themselves; all else the tensors say.
+
+        Raises:
+            ConfigError: they are.
+        """
+        stated = config.get("quant_config")
+        if not isinstance(stated, Mapping):
+            return
+        for key in NESTED:
+            if stated.get(key):
+                raise wrong(f"quant_config.{key}", stated[key], "absent: scales and zero points must be plain")
 
     @classmethod
     def left_alone(cls, info: LayerInfo, source: str, spec: Any) -> bool:

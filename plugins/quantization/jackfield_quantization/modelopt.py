@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jackfield.interfaces import LayerInfo, TensorFacts
 from jackfield_quantization.matching import named, names_in, wrong
-from jackfield_quantization.stored_method import StoredMethod
+from jackfield_quantization.stored_method import StoredMethod, unreadable
 
 if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
@@ -20,7 +20,13 @@ ALGORITHMS = (
     "NVFP4",
     "W4A16_NVFP4",
     "NVFP4_AWQ",
+    "W4A8_NVFP4_FP8",
     "MXFP8",
+    "W4A8_MXFP4_FP8",
+    "W4A16_AWQ",
+    "W4A8_AWQ",
+    "W8A16",
+    "W8A8_SQ_PER_CHANNEL",
 )
 MIXED = "MIXED_PRECISION"
 
@@ -46,10 +52,10 @@ class ModeloptSpec:
 
 
 class Modelopt(StoredMethod):
-    """8-bit floats, NVFP4 and MXFP8, dequantized at load. Activations are not quantized."""
+    """Floats of 8 and of 4 bits, whole numbers of 8 and of 4, dequantized at load. Activations are not quantized."""
 
     name: ClassVar[str] = "modelopt"
-    summary: ClassVar[str] = "ModelOpt checkpoints (FP8, NVFP4, MXFP8, mixed), dequantized at load"
+    summary: ClassVar[str] = "ModelOpt checkpoints (FP8, NVFP4, MXFP8, int8, int4, mixed), dequantized at load"
     kinds: ClassVar[frozenset[str]] = frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"})
 
     @classmethod
@@ -85,14 +91,19 @@ class Modelopt(StoredMethod):
     def experts_layout(cls, spec: ModeloptSpec) -> str:
         """Return the layout of experts; some may be dense."""
         names = {spec.algorithm, *spec.layers.values()}
-        return "fp8" if any("FP8" in name for name in names) else "dense"
+        if any("FP8" in name and "FP4" not in name for name in names):
+            return "fp8"
+        return "mxfp4" if any("MXFP4" in name for name in names) else "dense"
 
     @classmethod
     def storage(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: ModeloptSpec) -> Storage:
         """See StoredMethod."""
         from jackfield_quantization.modelopt_storage import storage_of
 
-        return storage_of(spec.of(source))
+        made = storage_of(spec.of(source), facts, info.input_size)
+        if made is None:
+            raise unreadable(info, source, f"its scales are no whole groups of {info.input_size} inputs")
+        return made
 
 
 def _known(key: str, algorithm: str) -> str:

@@ -23,6 +23,11 @@ E2M3 = tuple(
 )
 """The numbers of six bits, sign first (OCP Microscaling 1.0)."""
 
+E3M2 = tuple(
+    sign * (n / 16.0 if n < 4 else (1 + n % 4 / 4.0) * 2.0 ** (n // 4 - 3)) for sign in (1.0, -1.0) for n in range(32)
+)
+"""The numbers of six bits with the wider span, sign first (OCP Microscaling 1.0)."""
+
 NF4 = (
     -1.0,
     -0.6961928009986877,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -100,10 +101,43 @@ class Nibbles(Numbers):
 
 
 @dataclass(frozen=True, slots=True)
-class Sixes(Numbers):
-    """Six-bit floats (E2M3), four in three bytes [O, I * 3 / 4], a stream with the lowest bits first."""
+class RowPairs(Numbers):
+    """Whole numbers from -8 to 7 of two neighbouring outputs in a byte [O / 2, I], the first in the low half."""
 
     suffix: str
+
+    def parameter(self, piece: Piece) -> ParameterSpec:
+        """See Numbers."""
+        return piece.matrix(self.suffix, "uint8", pack=2)
+
+    def decode(self, piece: Piece, stored: torch.Tensor) -> torch.Tensor:
+        """See Numbers."""
+        rows = torch.stack((stored & 15, stored >> 4), 1).flatten(0, 1)
+        return (rows.float() + 8) % 16 - 8
+
+
+@dataclass(frozen=True, slots=True)
+class Codes(Numbers):
+    """Numbers of a table, each in a byte of its own: uint8 [O, I]."""
+
+    suffix: str
+    table: tuple[float, ...]
+
+    def parameter(self, piece: Piece) -> ParameterSpec:
+        """See Numbers."""
+        return piece.matrix(self.suffix, "uint8")
+
+    def decode(self, piece: Piece, stored: torch.Tensor) -> torch.Tensor:
+        """See Numbers."""
+        return from_table(stored, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Sixes(Numbers):
+    """Six-bit floats of a table, four in three bytes [O, I * 3 / 4], a stream with the lowest bits first."""
+
+    suffix: str
+    table: tuple[float, ...] = E2M3
 
     def parameter(self, piece: Piece) -> ParameterSpec:
         """See Numbers."""
@@ -114,7 +148,7 @@ class Sixes(Numbers):
         threes = torch.unflatten(stored.int(), -1, (-1, 3))
         words = threes[..., 0] | threes[..., 1] << 8 | threes[..., 2] << 16
         shifts = torch.arange(0, 24, 6, device=stored.device)
-        return from_table(((words.unsqueeze(-1) >> shifts) & 63).flatten(-2), E2M3)
+        return from_table(((words.unsqueeze(-1) >> shifts) & 63).flatten(-2), self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +165,8 @@ class Grid:
     rows: int = 1
     columns: int = 0
     default: str = "float32"
+    in_order: ClassVar[bool] = True
+    """Whether blocks lie as they do in the matrix."""
 
     def suffix(self, piece: Piece) -> str:
         """Return the one that the checkpoint has."""
@@ -173,16 +209,14 @@ class PackedZeros:
         """Return how they are stored: cut with the matrix where words allow that, else whole on each rank."""
         groups = -(-piece.info.input_size // self.columns) if self.columns else 1
         numbers, words = packed_unit(self.bits)
-        if words == 1 and not any(edge % numbers for edge in piece.rows):
+        if words == 1 and piece.has_whole(numbers):
             return piece.beside(self.suffix, "int32", (groups,), pack=numbers)
         return piece.whole(self.suffix, "int32", (-(-piece.shard.size * self.bits // WORD), groups), opaque=True)
 
     def read(self, piece: Piece, stored: Stored) -> torch.Tensor:
         """Return float32 [O, J]."""
         values = unpack_words(stored[self.suffix], self.bits, 0)
-        is_whole = len(values) >= piece.shard.size
-        first = piece.rows[0] if is_whole else 0
-        return (values[first : first + piece.size[0]] - (1 << (self.bits - 1))).float()
+        return (piece.own_rows(values) - (1 << (self.bits - 1))).float()
 
 
 class ScaledStorage(Storage):

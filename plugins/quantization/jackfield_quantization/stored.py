@@ -120,16 +120,17 @@ class Piece:
         repeat: int = 1,
         pack: int = 1,
         transposed: bool = False,
+        rest: tuple[int, ...] = (),
     ) -> ParameterSpec:
         """Return a parameter that runs along outputs, whose ``others`` dimensions are whole on each rank.
 
         Args:
             suffix, dtype, pack: as in :meth:`matrix`. others: further dimensions. repeat: outputs that an element
-                stands for. transposed: outputs run along the last dimension and not along the first.
+                stands for. transposed: outputs run behind ``others`` and not before them. rest: dimensions behind both.
         """
         self.check_cut("outputs", self.rows, pack)
         rows = self.size[0] // pack
-        shape = (*others, rows) if transposed else (rows, *others)
+        shape = (*others, rows, *rest) if transposed else (rows, *others, *rest)
         spec = self._spec(suffix, dtype, shape, len(others) if transposed else 0, None)
         return replace(spec, output_pack=pack, output_repeat=repeat)
 
@@ -145,6 +146,15 @@ class Piece:
         """Return parameters for those of these tensors that the checkpoint has; whole on each rank."""
         there = [suffix for suffix in suffixes if suffix in self.facts]
         return [self.needed(suffix, "float32") for suffix in there]
+
+    def has_whole(self, unit: int) -> bool:
+        """Return whether the matrix, and this rank's part of it, are whole groups of ``unit`` outputs."""
+        return not any(edge % unit for edge in (*self.rows, self.shard.size))
+
+    def own_rows(self, values: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """Return this rank's outputs out of theirs or out of all, which may be padded; they run along ``dim``."""
+        first = self.rows[0] if values.shape[dim] >= self.shard.size else 0
+        return values.narrow(dim, first, self.size[0])
 
     def check_cut(self, what: str, part: tuple[int, int], unit: int) -> None:
         """Refuse a part that begins or ends inside of a unit.
@@ -187,6 +197,11 @@ class Integers:
     values: torch.Tensor
     scales: torch.Tensor
     groups: torch.Tensor
+
+
+def wide(matrix: Integers) -> torch.Tensor:
+    """Return float32 numbers [O, I]."""
+    return matrix.values.float() * matrix.scales[:, matrix.groups]
 
 
 class Storage:

@@ -44,7 +44,8 @@ def _is_microscaled(piece: Piece, storage: Storage) -> bool:
     if not isinstance(storage, ScaledStorage) or not isinstance(storage.numbers, Nibbles) or storage.factor:
         return False
     whole = not any(edge % MX_BLOCK for edge in piece.columns)
-    return whole and storage.is_plain(piece) and storage.scale.columns == MX_BLOCK
+    in_order = storage.is_plain(piece) and storage.scale.in_order
+    return whole and in_order and storage.scale.columns == MX_BLOCK
 
 
 class PackedExperts(DecodedScheme):

@@ -39,15 +39,18 @@ def dense(made: Moe, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
     return matrix_of(up, expert, torch.float32), matrix_of(down, expert, torch.float32)
 
 
+OTHERWISE = ("ct-sparse-fp8", "modelopt-nvfp4-fp8", "modelopt-int4-fp8-awq")
+"""Sparse, or in 8-bit floats as far as activations go."""
 LAYOUTS = {
-    **dict.fromkeys([n for n in FORMATS if "fp8" in n or n == "fbgemm"], "fp8"),
+    **dict.fromkeys([n for n in FORMATS if ("fp8" in n or n == "fbgemm") and n not in OTHERWISE], "fp8"),
     **dict.fromkeys(["gptq-4", "gptq-4-wide", "gptq-4-whole", "gptq-4-v2", "awq"], "int4"),
-    **dict.fromkeys(["auto-round", "auto-round-gptq", "auto-round-awq"], "int4"),
+    **dict.fromkeys(["auto-round", "auto-round-gptq", "auto-round-awq", "awq-gemv"], "int4"),
+    **dict.fromkeys(["quark-int4", "quark-int4-in-order", "quark-uint4"], "int4"),
     **dict.fromkeys(["ct-w4-group", "ct-w4-asymmetric", "ct-w4-channel"], "int4"),
-    **dict.fromkeys(["ct-mxfp4", "quark-mxfp4"], "mxfp4"),
+    **dict.fromkeys(["ct-mxfp4", "quark-mxfp4", "modelopt-mxfp4", "auto-round-mxfp4"], "mxfp4"),
 }
 """What experts stay in; all else becomes dense."""
-KINDS = [name for name in FORMATS if name != "bnb-nf4-nested"]
+KINDS = [name for name in FORMATS if name not in ("bnb-nf4-nested", "bnb-nf4-wide")]
 """Descriptions of nested scales differ in length from expert to expert, so that they cannot be stacked."""
 
 
@@ -95,8 +98,9 @@ def test_order_that_the_configuration_denies_is_refused() -> None:
 def test_nested_scales_of_experts_are_refused() -> None:
     kind = FORMATS["bnb-nf4-nested"]
     tensors, _ = one_by_one(kind.write)
-    with pytest.raises(CheckpointError, match="quant_state"):
+    with pytest.raises(CheckpointError, match="scales are quantized once more") as caught:
         moe(method_named(kind.method), kind.config, tensors, BLOCK, each_rule(COUNT))
+    assert caught.value.remedy == "quantize the model without bnb_4bit_use_double_quant"
 
 
 def test_whole_blocks_keep_one_scale() -> None:

@@ -125,6 +125,25 @@ def test_some_matrices_of_a_fused_layer_left_alone() -> None:
     assert torch.equal(alone.scheme.dequantize(alone), torch.cat(list(plain.values())))
 
 
+@pytest.mark.parametrize("name", ["re:.*qkv_proj", "qkv_proj", f"{PATH}.qkv_proj"])
+def test_a_fused_name_among_what_is_ignored(name: str) -> None:
+    """The layer's own name, of matrices that are single in the checkpoint: what those are stored as decides."""
+    config = groups_of(W4, "pack-quantized", ignore=[name])
+    plain = {f"{PATH}.{shard.name}.weight": weight_of(shard.size) for shard in FUSED}
+    layer = linear(method_named("compressed_tensors"), config, plain, INPUTS, FUSED)
+    assert torch.equal(layer.scheme.dequantize(layer), torch.cat(list(plain.values())))
+
+
+@pytest.mark.parametrize("key", ["version", "checkpoint_format", "format"])
+def test_versions_of_awq_by_whatever_key(key: str) -> None:
+    """A square matrix has the same shape in both orders."""
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, key: "gemv"}
+    found, meaning = FORMATS["awq-gemv"].write(weight_of(INPUTS))
+    shards = (OutputShard("o", INPUTS),)
+    layer = linear(method_named("awq"), config, named(f"{PATH}.o", found), INPUTS, shards)
+    torch.testing.assert_close(layer.scheme.dequantize(layer), meaning)
+
+
 def test_groups_are_found_by_name_then_expression_then_class() -> None:
     eight = {"num_bits": 8, "type": "int", "strategy": "channel"}
     three = {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 32}
@@ -185,6 +204,33 @@ def test_matrices_that_are_fused_on_disk(name: str, size: int) -> None:
         torch.testing.assert_close(layer.scheme.dequantize(layer), expected)
 
 
+def test_rotations_of_weights_are_in_them() -> None:
+    """Those of SpinQuant that need nothing at run time change how weights were made, not how they are read."""
+    method, config = method_named("compressed_tensors"), groups_of(W4, "pack-quantized")
+    told = with_config(config, transform_config=rotated("weight_input", "weight_output"))
+    assert method.parse(told) == method.parse(config)
+
+
+def test_modules_of_autoround_by_expression() -> None:
+    """It writes expressions as they are; eight bits where one matches, plain where another does."""
+    config = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 32,
+        "packing_format": "auto_round:auto_gptq",
+        "extra_config": {
+            r".*k\_proj.*": {"bits": 8, "group_size": 64},
+            "model.layers.0.self_attn.v_proj": {"bits": 16},
+        },
+    }
+    q, q_meaning = gptq(4, 32)(weight_of(64))
+    k, k_meaning = gptq(8, 64)(weight_of(32, 1))
+    v = weight_of(32, 2)
+    tensors = {**named(f"{PATH}.q_proj", q), **named(f"{PATH}.k_proj", k), f"{PATH}.v_proj.weight": v}
+    layer = linear(method_named("auto_round"), config, tensors, INPUTS, FUSED)
+    torch.testing.assert_close(layer.scheme.dequantize(layer), torch.cat([q_meaning, k_meaning, v]))
+
+
 def test_a_zero_point_of_zero_stays_zero() -> None:
     """Stored less one it is the largest number; one more wraps back to 0."""
     weight = weight_of(64).abs()
@@ -202,6 +248,12 @@ def test_an_output_projection_can_be_quantized() -> None:
     assert method.scheme(info_of("head", "lm_head", weight="float16"), spec) is None
 
 
+def rotated(*locations: str) -> dict[str, Any]:
+    """Return a transform_config of compressed-tensors."""
+    places = [{"targets": ["Linear"], "location": location, "inverse": False} for location in locations]
+    return {"config_groups": {"u": {"type": "hadamard", "apply": places}}}
+
+
 def refuse(name: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         method_named(name).parse(config)
@@ -217,24 +269,35 @@ def refuse(name: str, config: dict[str, Any], message: str) -> None:
         ("gptq", {"bits": 5}, "bits is not one of 2, 3, 4, 8"),
         ("gptq", {"bits": "4"}, "bits is not one of"),
         ("gptq", {"group_size": -7}, "group_size is not -1 or"),
-        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is not one of"),
+        ("gptq", {"checkpoint_format": "exl2"}, "checkpoint_format is not one of"),
+        ("gptq", {"checkpoint_format": "marlin", "bits": 8}, "bits is not one of 4"),
+        ("gptq", {"pack_dtype": "int16"}, "pack_dtype is not int32"),
+        ("hqq", {"quant_config": {"scale_quant_params": {"nbits": 8}}}, "scale_quant_params is not absent"),
+        ("awq", {"checkpoint_format": "other"}, "checkpoint_format is not one of"),
         ("gptq", {"dynamic": {"+:([": {}}}, "cannot be read"),
         ("gptq", {"dynamic": {"+:a": {"bits": 7}}}, "bits is not one of"),
         ("gptq", {"dynamic": [1]}, "dynamic is not a mapping"),
         ("gptq", {"dynamic": {"+:a": 4}}, "dynamic is not a mapping"),
-        ("awq", {"version": "gemv"}, "version is not gemm"),
+        ("awq", {"version": "exl2"}, "version is not one of exllama, gemm, gemv, gemv_fast, ipex, marlin"),
         ("awq", {"w_bit": 3}, "w_bit is not one of 4"),
         ("compressed_tensors", {"format": "marlin-24"}, "format is not one of"),
         ("compressed_tensors", {"config_groups": [1]}, "config_groups is not a mapping"),
+        ("compressed_tensors", {"transform_config": {"config_groups": {"u": {"apply": "all"}}}}, "apply is not a list"),
         ("compressed_tensors", {"config_groups": {"a": 1}}, "config_groups.a is not a mapping"),
         ("compressed_tensors", {"config_groups": {"a": {"weights": 1}}}, "weights is not a mapping"),
         ("compressed_tensors", {"config_groups": {"a": {"weights": {"strategy": "row"}}}}, "strategy is not one of"),
         ("compressed_tensors", {"config_groups": {"a": {"weights": {"num_bits": 9}}}}, "num_bits is not"),
         ("compressed_tensors", {"config_groups": {"a": {"weights": {"strategy": "group"}}}}, "group_size is not"),
-        ("compressed_tensors", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
-        ("compressed_tensors", {"transform_config": {"config_groups": {"u": {}}}}, "rotations"),
+        ("compressed_tensors", {"sparsity_config": {"format": "sparse-bitmask"}}, "sparse weights"),
+        ("compressed_tensors", {"transform_config": rotated("weight_input", "q_attn")}, "rotations"),
+        ("compressed_tensors", {"transform_config": {"config_groups": [1]}}, "config_groups is not a mapping"),
         ("bitsandbytes", {"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type is not"),
-        ("modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo is not one of"),
+        ("modelopt", {"quant_algo": "NVFP4_SVD"}, "quant_algo is not one of"),
+        ("quark", {"export": {"pack_method": "other"}}, "pack_method is not one of"),
+        ("auto_round", {"packing_format": "auto_round:mlx"}, "packing_format is not one of"),
+        ("auto_round", {"packing_format": "auto_round:fp8", "data_type": "int"}, "data_type is not"),
+        ("auto_round", {"packing_format": "auto_round:mx_fp", "data_type": "mx_fp", "bits": 6}, "bits is not one of"),
+        ("auto_round", {"extra_config": {"*.q_proj": {"bits": 8}}}, "cannot be read"),
         ("modelopt", {}, "quant_algo is not one of"),
         ("modelopt", {"quant_algo": "MIXED_PRECISION"}, "quantized_layers is not"),
         (

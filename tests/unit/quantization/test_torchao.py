@@ -1,4 +1,6 @@
-"""Checkpoints that torchao itself wrote: golden files of its release 0.18, and what an installed one writes now."""
+"""Checkpoints that torchao itself wrote: golden files of its releases 0.18 and 0.12, and what an installed one writes
+now.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,17 @@ from jackfield_quantization.fp8_kept_scheme import KeptFp8Scheme
 from jackfield_quantization.native_stored_scheme import NativeStoredScheme
 
 GOLDEN = Path(__file__).parent / "golden" / "torchao"
+FIRST = GOLDEN.parent / "torchao_first"
 KINDS = sorted(path.stem for path in GOLDEN.glob("*.bin"))
+FIRST_KINDS = sorted(path.stem for path in FIRST.glob("*.bin"))
 CONFIG = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Whatever", "_data": {}}}}
 SHARDS = (OutputShard("o_proj", OUTPUTS),)
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """Return the configuration of a golden file; no other form than floats of six bits depends on it."""
+    data = {"weight_dtype": f"fp6_{kind.removeprefix('mxfp6_')}"} if "mxfp6" in kind else {}
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": "Whatever", "_data": data}}}
 
 
 def stored(path: Path) -> dict[str, torch.Tensor]:
@@ -40,7 +50,7 @@ def stored(path: Path) -> dict[str, torch.Tensor]:
 
 
 def scheme_of(path: Path, method: str = "torchao") -> tuple[LinearScheme, torch.Tensor]:
-    layer = linear(method_named(method), CONFIG, stored(path), INPUTS, SHARDS)
+    layer = linear(method_named(method), config_of(path.stem), stored(path), INPUTS, SHARDS)
     return layer.scheme, layer.scheme.dequantize(layer)
 
 
@@ -60,7 +70,22 @@ def test_both_containers_hold_the_same(kind: str) -> None:
     first, second = (stored(GOLDEN / f"{kind}.{container}") for container in ("safetensors", "bin"))
     assert first.keys() == second.keys() and all(name.startswith(f"{NAME[:-7]}.o_proj._weight_") for name in first)
     for name, tensor in first.items():
-        assert torch.equal(tensor.view(torch.uint8), second[name].view(torch.uint8)), name
+        assert torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (tensor, second[name]))), name
+
+
+@pytest.mark.parametrize("kind", FIRST_KINDS)
+def test_golden_files_of_the_first_version(kind: str) -> None:
+    """Of release 0.12, whose tensors PyTorch files alone hold."""
+    check(FIRST, kind, "bin")
+
+
+def test_zero_points_of_the_first_version_are_whole_numbers() -> None:
+    """Others stand for the middle of a group, which no tensor says."""
+    found = stored(FIRST / "int4_dynamic.bin")
+    (zero,) = (key for key in found if key.endswith("zero_point"))
+    assert found[zero].dtype == torch.bfloat16
+    with pytest.raises(CheckpointError, match="zero points that are no whole numbers"):
+        linear(method_named("torchao"), CONFIG, {**found, zero: found[zero] + 0.5}, INPUTS, SHARDS)
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao, which writes these checkpoints")
@@ -93,11 +118,11 @@ def test_floats_stay_floats_where_a_device_multiplies_them() -> None:
     [
         ("qdata", (2, 1, 32, 4), torch.int32, r"type torch.int32|type int32"),
         ("qdata", (OUTPUTS, INPUTS + 2), torch.int8, "shape"),
-        ("tensor_impl_int_data", (OUTPUTS, INPUTS), torch.int8, "made of _weight_.*tensor_impl_int_data"),
+        ("tensor_impl_int_data_int4_shard", (OUTPUTS, INPUTS // 2), torch.uint8, "made of _weight_.*_int4_shard"),
     ],
 )
 def test_other_forms_are_named(suffix: str, shape: tuple[int, ...], dtype: torch.dtype, match: str) -> None:
-    """Tiles for one kernel, and what releases before the second version of these tensors wrote."""
+    """Tiles without what they need, inputs of another number, and bits in several tensors."""
     found = {
         f"{NAME}._weight_{suffix}": torch.zeros(shape, dtype=dtype),
         f"{NAME}._weight_scale": torch.ones(OUTPUTS, 1),
