@@ -1,29 +1,36 @@
 """What drafters bring: trains draft heads for a model on text that it wrote itself, and measures them.
 
-    python benchmarks/gpu_drafters.py MODEL --out DIR [--stages write train measure] [--methods ngram eagle3 medusa]
+    python benchmarks/gpu_drafters.py MODEL --out DIR [--stages write train measure steps] [--methods ngram eagle3 ...]
 
 MODEL is a folder or a GGUF file with a chat template. Stages, each with what the one before left in DIR:
 
 - write: the model answers chat prompts (topics times forms of questions, below) -> DIR/text.jsonl
 - train: `jackfield train-drafter` for each method that can be trained -> DIR/METHOD
-- measure: greedy answers to prompts that were held out, without and with each drafter: one request at a time, many at
-  once, and one at a time on prompts that ask for a copy of a text
+- measure: greedy answers to prompts that were held out, without and with each drafter: one request at a time, one at a
+  time on prompts that ask for a copy of a text, and many at once, which go on to their full length
+- steps: what a step takes in the middle of as many answers at once, host and device together: engines in one process
+  take turns of few steps
 
-Every training and every engine runs in a process of its own, so that each has the whole device. Prints one JSON object
-for each figure. All sizes are flags: with small ones it runs on a CPU.
+Every training and every engine that is measured runs in a process of its own. Those live side by side, each with a
+cache of its own, and take turns: what disturbs the machine for a while disturbs all of them, and what is told in the
+end are medians of ratios within one turn. Prints one JSON object for each figure. All sizes are flags: with small ones
+it runs on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 TOPICS = (
@@ -82,6 +89,10 @@ FORMS = (
 COPY = "Repeat the following text word for word, with nothing before or after it.\n\n{}"
 TRAINED = ("eagle3", "medusa")
 PLAIN = "plain"
+WORKS = ("single", "copy", "concurrent")
+PARTS = ("write", "train", "measure", "steps")
+TURN, BETWEEN = 20, 3
+"""Steps that are timed together, and steps before them that are not."""
 
 
 def main() -> None:
@@ -93,12 +104,14 @@ def main() -> None:
     parts = ["write"] if "write" in args.stages else []
     if "train" in args.stages:
         parts += [f"train {method}" for method in args.methods if method in TRAINED]
-    if "measure" in args.stages:
-        parts += [f"measure {method}" for method in (PLAIN, *args.methods)]
     again = [sys.executable, *sys.argv]
     failed = [part for part in parts if subprocess.run([*again, "--part", part], check=False).returncode]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+    if "measure" in args.stages:
+        compare(args)
+    if "steps" in args.stages:
+        steps(args)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,12 +120,13 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("model")
     add("--out", type=Path, required=True)
-    add("--stages", nargs="*", default=["write", "train", "measure"], choices=["write", "train", "measure"])
+    add("--stages", nargs="*", default=["write", "train", "measure"], choices=[*PARTS])
     add("--methods", nargs="*", default=["ngram", "eagle3", "medusa"])
     add("--setting", action="append", default=[], help="of every engine: NAME=VALUE")
     add("--seed", type=int, default=0)
     add("--samples", type=int, default=3000, help="answers that are written")
     add("--tokens", type=int, default=256, help="most of an answer, written or measured")
+    add("--long", type=int, default=512, help="of answers that many requests get at once, whatever they say")
     add("--temperature", type=float, default=0.8, help="of what is written, but for every other text: those are greedy")
     add("--heads", type=int, default=4, help="drafts in a row that are learnt, and made")
     add("--steps", type=int, help="of training, in place of epochs")
@@ -124,7 +138,10 @@ def parser() -> argparse.ArgumentParser:
     add("--single", type=int, default=24, help="held-out prompts, one at a time")
     add("--copies", type=int, default=12, help="copies, one at a time")
     add("--concurrent", type=int, default=256, help="held-out prompts at once")
-    add("--repeats", type=int, default=1, help="of each measurement")
+    add("--repeats", type=int, default=2, help="turns of each engine, one request at a time")
+    add("--concurrent-repeats", type=int, default=5, help="turns of each engine, many at once")
+    add("--turns", type=int, default=40, help="of each engine, where steps are measured")
+    add("--cache", default="6GiB", help="of each engine that is measured")
     add("--measured-temperature", type=float, default=0.0)
     add("--fixed", action="store_true", help="always draft the full number (speculative.adaptive: false)")
     add("--part", default="", help=argparse.SUPPRESS)
@@ -134,7 +151,7 @@ def parser() -> argparse.ArgumentParser:
 def run_part(args: argparse.Namespace) -> None:
     """Run one part of a stage."""
     stage, _, method = args.part.partition(" ")
-    {"write": write, "train": train, "measure": measure}[stage](args, method)
+    {"write": write, "train": train, "serve": serve}[stage](args, method)
 
 
 def say(**figures: Any) -> None:
@@ -228,25 +245,124 @@ def train(args: argparse.Namespace, method: str) -> None:
         say(part="train", method=method, when=when, right=places, in_a_row=in_a_row, seconds=done.seconds)
 
 
-def measure(args: argparse.Namespace, method: str) -> None:
-    """Measure greedy answers with one drafter, or without."""
-    settings: dict[str, Any] = {}
+class Measured:
+    """An engine in a process of its own, with a drafter or without. It is ready when this returns."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        again = [sys.executable, *sys.argv, "--part", f"serve {method}"]
+        self._process = subprocess.Popen(again, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        say(**self._answer())
+
+    def run(self, work: str) -> dict[str, Any]:
+        """Let it do some work, and return the figures."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(work + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        sys.exit(f"failed: {self.method}")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Let engines with and without drafters take turns, and tell medians."""
+    engines = [Measured(method) for method in (PLAIN, *args.methods)]
+    rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for work, turns in zip(WORKS, (args.repeats, args.repeats, args.concurrent_repeats), strict=True):
+        for turn in range(turns if getattr(args, "copies" if work == "copy" else work) else 0):
+            for one in engines[:: -1 if turn % 2 else 1]:
+                figures = one.run(work)
+                say(part="measure", method=one.method, work=work, run=turn, **figures)
+                rates[work][one.method].append(figures["tokens_per_s"])
+    for work, by_method in rates.items():
+        for method, found in by_method.items():
+            ratios = [mine / plain for mine, plain in zip(found, by_method[PLAIN], strict=True)]
+            extremes = {"least": min(ratios), "most": max(ratios)}
+            say(part="median", method=method, work=work, tokens_per_s=median(found), ratio=median(ratios), **extremes)
+    for one in engines:
+        one.close()
+
+
+def speculative(args: argparse.Namespace, method: str) -> dict[str, Any]:
+    """Return the settings of an engine with one drafter, or without."""
+    settings: dict[str, Any] = {"kv_cache_memory": args.cache}
     if method != PLAIN:
-        settings = {"speculative.method": method, "speculative.num_speculative_tokens": args.heads}
+        settings |= {"speculative.method": method, "speculative.num_speculative_tokens": args.heads}
         settings |= {"speculative.adaptive": not args.fixed}
     if method in TRAINED:
         settings["speculative.model"] = str(args.out / method)
-    llm = engine(args, **settings)
-    _, held = questions(args)
+    return settings
+
+
+def steps(args: argparse.Namespace) -> None:
+    """Tell medians of steps, by the wall's clock and by the processor's, and of ratios to steps without drafter of the
+    same turn. The first engine comes once more, in the end: what it differs by from itself is noise.
+    """
+    from jackfield import SamplingParams
+
+    names, (_, held) = [PLAIN, *args.methods, f"{PLAIN} again"], questions(args)
+    engines = {name: engine(args, **speculative(args, name.split()[0])) for name in names}
+    most = (TURN + BETWEEN) * (args.turns + 2)
+    for llm in engines.values():
+        for prompt in chats(llm, held[: args.concurrent]):
+            llm.enqueue(prompt, SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True))
+        for _ in range(TURN):
+            llm._advance()
+    gc.collect()
+    gc.freeze()
+    clocks = (time.perf_counter, time.process_time)
+    found: dict[str, list[list[float]]] = {name: [[], []] for name in names}
+    order, shuffle = list(names), random.Random(args.seed).shuffle
+    for _ in range(args.turns):
+        shuffle(order)
+        for name in order:
+            for _ in range(BETWEEN):
+                engines[name]._advance()
+            began = [clock() for clock in clocks]
+            for _ in range(TURN):
+                engines[name]._advance()
+            for times, clock, start in zip(found[name], clocks, began, strict=True):
+                times.append((clock() - start) / TURN * 1e6)
+    for name, (wall, cpu) in found.items():
+        ratios = sorted(plain / mine for plain, mine in zip(found[PLAIN][0], wall, strict=True))
+        middle = [round(ratios[at * len(ratios) // 4], 4) for at in (1, 3)]
+        figures = {"us": median(wall), "least_us": min(wall), "cpu_us": median(cpu), "ratio": median(ratios)}
+        say(part="steps", method=name, sequences=args.concurrent, **figures, quartiles=middle)
+    for llm in engines.values():
+        llm.wait_for_completion()
+        llm.shutdown()
+
+
+def serve(args: argparse.Namespace, method: str) -> None:
+    """Start an engine with one drafter, or without, and do each work that a line of the input names."""
+    began = time.perf_counter()
+    llm = engine(args, **speculative(args, method))
+    seconds, (_, held) = time.perf_counter() - began, questions(args)
     copies = [COPY.format(text) for text in passages(args, llm)][: args.copies]
-    timed(args, llm, chats(llm, held[:2]), 1)
-    for work, texts, at_once in (
-        ("single", held[: args.single], 1),
-        ("copy", copies, 1),
-        ("concurrent", held[: args.concurrent], args.concurrent),
-    ):
-        for run in range(args.repeats if texts else 0):
-            say(part="measure", method=method, work=work, run=run, **timed(args, llm, chats(llm, texts), at_once))
+    works = {
+        "single": (chats(llm, held[: args.single]), 1, args.tokens, False),
+        "copy": (chats(llm, copies), 1, args.tokens, False),
+        "concurrent": (chats(llm, held[: args.concurrent]), max(1, args.concurrent), args.long, True),
+    }
+    timed(args, llm, works["single"][0][:2], 1, args.tokens)
+    timed(args, llm, works["concurrent"][0], max(1, args.concurrent), 8)
+    # As the engine process of a server does: what was made until now need not be looked at in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    say(part="ready", method=method, seconds=seconds)
+    for line in sys.stdin:
+        prompts, at_once, tokens, whole = works[line.strip()]
+        say(**timed(args, llm, prompts, at_once, tokens, whole=whole))
     llm.shutdown()
 
 
@@ -257,11 +373,15 @@ def passages(args: argparse.Namespace, llm: Any) -> Iterator[str]:
             yield llm.get_tokenizer().decode(json.loads(line)["token_ids"][-160:-8])
 
 
-def timed(args: argparse.Namespace, llm: Any, prompts: Sequence[Any], at_once: int) -> dict[str, Any]:
-    """Return rates of tokens, and what became of drafts, over prompts that run ``at_once``."""
+def timed(
+    args: argparse.Namespace, llm: Any, prompts: Sequence[Any], at_once: int, most: int, *, whole: bool = False
+) -> dict[str, Any]:
+    """Return rates of tokens, and what became of drafts, over prompts that run ``at_once`` and get at ``most`` so many
+    tokens; all of them, where answers are to be ``whole``.
+    """
     from jackfield import SamplingParams
 
-    params = SamplingParams(temperature=args.measured_temperature, max_tokens=args.tokens)
+    params = SamplingParams(temperature=args.measured_temperature, max_tokens=most, ignore_eos=whole)
     before, began, outputs = llm.get_metrics(), time.perf_counter(), []
     for start in range(0, len(prompts), at_once):
         outputs += llm.generate(list(prompts[start : start + at_once]), params)

@@ -124,7 +124,11 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("case", "settings"), [*((case, {}) for case in CASES), ("medusa, deeper", RECORDED), ("mlp, tied", RECORDED)]
+    ("case", "settings"),
+    [
+        *((case, {}) for case in CASES),
+        *((case, RECORDED) for case in ("medusa, deeper", "medusa, one head", "mlp, tied")),
+    ],
 )
 def test_heads_say_what_the_reference_says_and_change_no_token(
     engine: Engine, models: Models, tmp_path: Path, case: str, settings: dict[str, Any]

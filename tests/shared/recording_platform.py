@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from jackfield.interfaces import RecordLimits
 from jackfield_platforms.cpu import CpuPlatform
 
 aten = torch.ops.aten
@@ -130,6 +131,7 @@ class RecordingPlatform(CpuPlatform):
     name = "recording"
     summary = "a processor that records"
     asynchronous: ClassVar[bool] = True
+    records: ClassVar[RecordLimits] = RecordLimits()
     is_fallback: ClassVar[bool] = False
 
     def __init__(self) -> None:

@@ -43,8 +43,14 @@ class Drafting:
             self._rounds = RoundLengths(*sizes, limits.recordings, adaptive=adaptive, largest_batch=largest)
         self._acceptance = (self._rounds or self._lengths).acceptance
         self._follows = limits.recordings.followed
-        self._stale: Bools = np.zeros(limits.max_num_seqs, dtype=np.bool_)
-        """Sequences that the drafter has not seen all of: they get no drafts any more."""
+        self._stale: Bools = np.ones(limits.max_num_seqs, dtype=np.bool_)
+        """Sequences that the drafter has not seen all of: they get no drafts any more. So are slots that were never
+        filled.
+        """
+        self._seen = False
+        """Whether some sequence may not be stale."""
+        self._drafted = False
+        """Whether some sequence may have drafts. Both spare idle steps a look at all sequences."""
         self._asked: Ints = np.zeros(limits.max_num_seqs, dtype=np.int32)
         """Drafts that the last accounted round of each slot left."""
         self._last_round = -1
@@ -61,6 +67,7 @@ class Drafting:
         steady = self._drawn and params.seed is not None and not params.is_greedy
         (self._rounds or self._lengths).fill(slot, steady=steady)
         self._stale[slot] = self._follows and self._rounds is not None and self._rounds.hopeless(sequences)
+        self._seen |= not self._stale[slot]
 
     def settle(self, slots: Ints, counts: Ints, starts: Ints, retired: int) -> tuple[Bools, Ints | None, Ints | None]:
         """Return [B] which sequences of a step sample, [B] drafts of each, and [B] how many it may have next; None for
@@ -71,7 +78,7 @@ class Drafting:
         """
         table, ends = self._table, starts + counts
         plain = self._rounds is not None and self._rounds.hopeless(len(slots)) and not self.in_flight(retired)
-        if not self._width or (plain and not table.num_drafts.any()):
+        if not self._width or (plain and not self._any_drafts()):
             return ends == table.known[slots], None, None
         drafts = np.minimum(table.num_drafts[slots], np.maximum(counts - 1, 0))
         samples = ends - drafts == table.known[slots]
@@ -79,6 +86,11 @@ class Drafting:
         if len(slots) and (drafts.any() or limits.any() or self.in_flight(retired)):
             return samples, drafts, limits
         return samples, None, None
+
+    def _any_drafts(self) -> bool:
+        if self._drafted:
+            self._drafted = bool(self._table.num_drafts.any())
+        return self._drafted
 
     def _limits(self, slots: Ints, samples: Bools) -> Ints:
         """Return [B] most drafts to propose for each sequence after the step."""
@@ -110,15 +122,16 @@ class Drafting:
         accounted, and those that it asks for as proposed.
         """
         if plan.num_drafts is None:
-            if self._follows and len(plan.slots) and plan.counts[-1] == 1:
+            if self._seen and self._follows and len(plan.slots) and plan.counts[-1] == 1:
                 self._stale[plan.slots] = True
+                self._seen = not self._stale.all()
             return
         table, slots = self._table, plan.slots
         if self._rounds is None or plan.draft_limits is None:
             return
         table.known[slots] += plan.num_drafts
         if self._is_round(plan):
-            self._last_round = plan.step_id
+            self._last_round, self._drafted = plan.step_id, True
             room = table.total[slots] - table.known[slots] - 1
             table.num_drafts[slots] = np.clip(np.minimum(plan.draft_limits, room), 0, None)
 
@@ -139,7 +152,9 @@ class Drafting:
         """Learn what steps of running sequences cost."""
         now, last = time.monotonic(), self._ended
         began, self._ended = max(self._began.pop(plan.step_id, now), last), now
-        if not self._width or not len(plan.slots) or plan.new or not plan.samples.all():
+        # What steps of too many sequences for drafts take is nobody's question.
+        idle = self._rounds is not None and self._rounds.hopeless(len(plan.slots))
+        if not self._width or idle or not len(plan.slots) or plan.new or not plan.samples.all():
             return
         seconds = now - began
         if self._rounds is not None:
@@ -179,10 +194,11 @@ class Drafting:
         """Keep the drafts [R, K] for the next step, and the parents of those that branch. Sequences that are in a later
         step already have theirs.
         """
-        table, rows = self._table, plan.slots[plan.samples]
-        if drafts is None and not table.num_drafts.any():
+        if drafts is None and not self._any_drafts():
             return
+        table, rows = self._table, plan.slots[plan.samples]
         if drafts is not None:
+            self._drafted = True
             self._asked[rows[alive]] = (drafts[alive] >= 0).sum(axis=1)
         alive = alive & (table.last_step[rows] == plan.step_id)
         slots = rows[alive]

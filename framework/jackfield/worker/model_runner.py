@@ -125,6 +125,8 @@ class ModelRunner:
             if rounds is not None and self._drafts_in(rounds):
                 rounds.record_all()
                 parts.rounds = rounds
+                if rounds.drafts and self._speculation is not None:
+                    self._speculation.read_from(parts.batch.tokens)
             # Decode steps show a drafter nothing: one that must see all can do without where rounds draft.
             if not self._followed or (parts.rounds is not None and parts.rounds.drafts):
                 graphs.record_all()
@@ -162,8 +164,10 @@ class ModelRunner:
         return self._forward(inputs)
 
     def forward_logits(self, inputs: StepInputs) -> torch.Tensor:
-        """Return logits [T, V] of every token of a step, in the model's type."""
-        return self._parts.model.logits(self._forward(inputs))
+        """Return logits [T, V] of every token of a step, in the model's type. Nothing is kept for the drafter: decode
+        steps are run so, and show it nothing.
+        """
+        return self._parts.model.logits(self._forward(inputs, tapped=False))
 
     def _launch(self, plan: SchedulerOutput) -> PendingStep:
         parts = self._parts
@@ -260,12 +264,18 @@ class ModelRunner:
         parts.batch.write_blocks(plan.blocks)
 
     def _forward(
-        self, inputs: StepInputs, merged: SchedulerOutput | None = None, *, replay: bool = False
+        self,
+        inputs: StepInputs,
+        merged: SchedulerOutput | None = None,
+        *,
+        replay: bool = False,
+        tapped: bool = True,
     ) -> torch.Tensor:
         """Return final hidden states [T, E]; with ``replay`` by a recording where one fits.
 
         Args:
-            merged: the plan, when embeddings must be put in places of placeholders.
+            merged: the plan, when embeddings must be put in places of placeholders. tapped: leave what layers gave, for
+                the drafter, in the inputs.
         """
         parts = self._parts
         # Groups of a draft model come behind those of the target.
@@ -274,8 +284,8 @@ class ModelRunner:
         recorded = replay and merged is None
         if recorded and parts.pieces is not None and parts.pieces.fits(len(inputs.ids_T)):
             return parts.pieces.replay(inputs, metadata)
-        slots = {name: step.slots for name, step in steps.items()}
-        context = StepContext(parts.caches, metadata, slots, token_types=inputs.types_T, taps=frozenset(self._taps))
+        slots, taps = {name: step.slots for name, step in steps.items()}, self._taps if tapped else ()
+        context = StepContext(parts.caches, metadata, slots, token_types=inputs.types_T, taps=frozenset(taps))
         inputs.taps = context.tapped
         hidden_TE = parts.model.embed(inputs.ids_T)
         if merged is not None and parts.features is not None:

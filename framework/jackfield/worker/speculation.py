@@ -21,6 +21,7 @@ from jackfield.sampling import Sampler
 from jackfield.sampling.random import stream, uniform
 from jackfield.sampling.verification import VerificationMethod, keep_drawn, keep_equal, walk_drawn, walk_equal
 from jackfield.worker.drawn import DraftDraws, Drawn
+from jackfield.worker.host_texts import HostTexts
 from jackfield.worker.transfer import Transfer
 from jackfield.worker.trees import chains, checked_parents, depths, first_paths, pruned
 
@@ -131,27 +132,27 @@ class Speculation:
         self._sampler, self._limits, self._transfer = sampler, limits, transfer
         self._drawn: Drawn | None = None
         hosted = drafter.placement == "host"
-        self._tokens = np.zeros((slots, limits.max_length + limits.num_drafts + 1), dtype=np.int32) if hosted else None
-        self._known = np.zeros(slots, dtype=np.int64)
+        self._texts = HostTexts(slots, limits.max_length + limits.num_drafts + 1) if hosted else None
 
     @property
     def drafter(self) -> Drafter | None:
         """The drafter, or None once it failed."""
         return self._drafter
 
+    def read_from(self, tokens: torch.Tensor) -> None:
+        """Take texts from the device's table, where it is seldom that anything is proposed on the host."""
+        if self._texts is not None:
+            self._texts.read_from(tokens)
+
     def fill(self, new: list[NewSequence]) -> None:
         """Take the tokens of sequences that got a slot."""
-        if self._tokens is not None:
-            for one in new:
-                self._tokens[one.slot, : len(one.token_ids)] = one.token_ids
-                self._known[one.slot] = len(one.token_ids)
+        if self._texts is not None:
+            self._texts.fill(new)
 
     def note(self, plan: SchedulerOutput, ids_R: Ints) -> None:
         """Take what a step without drafts sampled."""
-        if self._tokens is not None:
-            slots = plan.slots[plan.samples]
-            self._tokens[slots, self._known[slots]] = ids_R
-            self._known[slots] += 1
+        if self._texts is not None and self._texts.told:
+            self._texts.add(plan.slots[plan.samples], ids_R)
 
     def release(self, slots: list[int]) -> None:
         """Forget sequences that gave up their slots."""
@@ -186,7 +187,8 @@ class Speculation:
         tokens[:, :-1] = np.where(np.arange(width) < accepted[:, None], np.take_along_axis(drafts, order, 1), -1)
         tokens[rows, accepted] = sampled[rows, sources[rows, accepted]]
         tokens[which, accepted[which]] = last
-        self._keep(places.slots, tokens)
+        if self._texts is not None and self._texts.told:
+            self._texts.extend(places.slots, tokens)
         return Verified(tokens, accepted, sources)
 
     def draws(self, slots: Ints) -> bool:
@@ -196,16 +198,9 @@ class Speculation:
 
     def learn(self, slots: Ints, tokens: Ints) -> None:
         """Take the tokens [R, 1 + K] that a recorded round gave, -1 behind the last of each sequence."""
-        self._keep(slots, tokens)
+        if self._texts is not None and self._texts.told:
+            self._texts.extend(slots, tokens)
         self.observe(slots, (tokens >= 0).sum(1) - 1)
-
-    def _keep(self, slots_R: Ints, tokens: Ints) -> None:
-        if self._tokens is not None:
-            # A round that was launched ahead does not say where its sequences stand: results come in order.
-            row, place = np.nonzero(tokens >= 0)
-            slots = slots_R[row]
-            self._tokens[slots, self._known[slots] + place] = tokens[row, place]
-            self._known[slots_R] += (tokens >= 0).sum(1)
 
     def observe(self, slots: Ints, accepted: npt.NDArray[np.int64]) -> None:
         """Tell the drafter what became of its drafts."""
@@ -232,10 +227,7 @@ class Speculation:
         if not limits.any():
             return None
         draws = DraftDraws(self._sampler, slots, lengths, self._transfer, greedy=self._limits.greedy_drafts)
-        view = None
-        if self._tokens is not None:
-            view = self._tokens.view()
-            view.flags.writeable = False
+        view = None if self._texts is None else self._texts.view(slots)
         batch = DraftBatch(slots, view, lengths, limits.astype(np.int32), hidden_BE, last_B, draws)
         return self.guard(lambda drafter: self._take(drafter.propose(batch), batch, draws))
 
@@ -249,7 +241,7 @@ class Speculation:
             _logger.exception(
                 "drafter %s failed and is switched off; requests go on without drafts", self._drafter.name
             )
-            self._drafter, self._tokens, self._drawn = None, None, None
+            self._drafter, self._texts, self._drawn = None, None, None
             return None
 
     def _take(self, proposed: Drafts, batch: DraftBatch, draws: DraftDraws) -> tuple[Ints, Ints | None]:

@@ -125,6 +125,11 @@ class MedusaDrafter(HeadsDrafter):
         "train_head": Option(bool, False, "learn a projection for each head; else all share the target's as it is"),
     }
 
+    def draft(self, step: DraftRound) -> torch.Tensor:
+        """See Drafter: no head waits for another."""
+        likeliest_BK: torch.Tensor = self._module.likeliest(step.hidden[step.rows, step.kept], step.num_drafts)
+        return likeliest_BK
+
     @classmethod
     def trainer(cls, env: TrainerEnv) -> DraftTrainer:
         """See Drafter."""

@@ -310,21 +310,28 @@ def test_a_model_that_is_watched_from_the_middle_of_an_answer_on(start: Start, o
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain loop", "overlap"])
 def test_a_drafter_on_the_host_goes_on_where_rounds_end(start: Start, overlapped: bool) -> None:
-    repeating = [[1, 2, 3, 4] * 5, [9, 8] * 7, prompt(13)]
+    repeating = [[1, 2, 3, 4] * 5, [9, 8] * 7, prompt(13), prompt(11, 2)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     expected = [list(o.outputs[0].token_ids) for o in start("cpu").generate(repeating, params)]
     llm = start("recording", **{"speculative.method": "ngram"}, **SPECULATION, async_scheduling=overlapped)
-    for ids in repeating:
+    for ids in repeating[:3]:
         llm.enqueue({"prompt_token_ids": ids}, params)
     for _ in range(9):
         llm._advance()
     executor: Any = llm._core._executor
     executor.worker.watched_model()
-    for _ in range(3):
-        llm._advance()
-    table = executor.worker._runner._speculation._tokens
-    scheduler = llm._core.scheduler
-    for slot in scheduler._running:
-        count = int(scheduler._table.confirmed[slot])
-        assert table[slot, :count].tolist() == scheduler._table.tokens[slot, :count].tolist()
+    # Rounds that were planned ahead go on until something else comes.
+    llm.enqueue({"prompt_token_ids": repeating[3]}, params)
+    drafter = executor.worker._runner._speculation.drafter
+    propose, read = drafter.propose, []
+
+    def reading(batch: DraftBatch) -> Drafts:
+        assert batch.token_ids is not None and not batch.token_ids.flags.writeable
+        for slot, length in zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True):
+            read.append(batch.token_ids[slot, :length].tolist())
+        return propose(batch)
+
+    drafter.propose = reading
     assert [list(output.outputs[0].token_ids) for output in llm.wait_for_completion()] == expected
+    texts = [[*ids, *answer] for ids, answer in zip(repeating, expected, strict=True)]
+    assert len(read) > 9 and all(any(text[: len(one)] == one for text in texts) for one in read)
