@@ -68,9 +68,11 @@ from jackfield.interfaces.platform import (
     Communicator,
     DeviceMemory,
     GraphApi,
+    NotRecorded,
     Platform,
     PlatformRequest,
     Probe,
+    RecordLimits,
     StreamApi,
 )
 from jackfield.interfaces.plugin import ANY, Band, Option, Plugin, Preference, Proposal, Reason, Request, Settings
@@ -171,6 +173,7 @@ __all__ = [
     "ModelArchitecture",
     "ModelFacts",
     "ModelRequest",
+    "NotRecorded",
     "OpRequest",
     "OpsProvider",
     "Option",
@@ -195,6 +198,7 @@ __all__ = [
     "QuantizedActivation",
     "RankInfo",
     "Reason",
+    "RecordLimits",
     "RecordedPass",
     "RecurrentLayer",
     "Request",

@@ -89,6 +89,23 @@ class StreamApi(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RecordLimits:
+    """What a platform gains by recorded steps.
+
+    Args:
+        sequences: most of a recorded decode step; None: as many as run. tokens: most of a step of any mix, which is
+            recorded in pieces; None: as many as a step has.
+    """
+
+    sequences: int | None = None
+    tokens: int | None = None
+
+
+class NotRecorded(Exception):
+    """Raised out of work that is being recorded and cannot be, with the reason; steps are launched op by op then."""
+
+
 class GraphApi(Protocol):
     """Recording and replaying of device work. Work must have run once before it is recorded."""
 
@@ -122,6 +139,8 @@ class Platform(Plugin):
     """torch's device type string."""
     asynchronous: ClassVar[bool] = False
     """Whether work is queued on streams, so that the host can plan a step while another runs."""
+    records: ClassVar[RecordLimits] = RecordLimits()
+    """Of recorded steps, where there is a graph interface."""
     is_fallback: ClassVar[bool] = False
     """True for the generic platform that is always present: it is not taken silently when a better platform failed
     to load or to probe.

@@ -9,14 +9,15 @@ size with rows of the padding slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from jackfield.interfaces import GraphApi
+from jackfield.interfaces import GraphApi, NotRecorded
 from jackfield.protocol import SchedulerOutput
 from jackfield.worker.input_batch import InputBatch, StepInputs
 from jackfield.worker.transfer import Transfer
@@ -114,7 +115,20 @@ class DecodeGraphs:
 
         for _ in range(WARMUPS):
             work()
-        graph = self._api.begin(self._pool)
-        work()
-        self._api.end(graph)
+        with recording(self._api, self._pool) as graph:
+            work()
         return Recorded(graph, inputs, results["logits"], results["ids"])
+
+
+@contextmanager
+def recording(api: GraphApi, pool: Any) -> Iterator[Any]:
+    """Record what is done inside; the graph can be replayed afterwards. Where it is no work for one, nothing goes on
+    being recorded.
+    """
+    graph = api.begin(pool)
+    try:
+        yield graph
+    except NotRecorded:
+        api.end(graph)
+        raise
+    api.end(graph)

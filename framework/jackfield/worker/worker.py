@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from jackfield.interfaces import (
     LogitsEnv,
     LogitsProcessor,
     MetadataBuilder,
+    NotRecorded,
     PoolerConfig,
     StepLimits,
 )
@@ -46,6 +48,8 @@ from jackfield.worker.state_backup import StateBackup, backup_pages
 from jackfield.worker.storage import Planes, allocate_cache
 from jackfield.worker.transfer import Transfer
 from jackfield.worker.warmup import warm_experts, warm_up
+
+_logger = logging.getLogger("jackfield.worker")
 
 
 class Worker:
@@ -100,8 +104,8 @@ class Worker:
             pooler=Pooler(spec.pooler, self._heads(spec.pooler, model)) if spec.pooler else None,
         )
         self._runner = ModelRunner(parts)
+        self._record_steps(parts, plan.max_model_len)
         if spec.platform.asynchronous:
-            self._record_steps(parts, plan.max_model_len)
             warm_experts(model, spec.max_num_batched_tokens)
             warm_up(
                 self._runner,
@@ -194,18 +198,22 @@ class Worker:
         )
         if api is None or not able or parts.pooler is not None:
             return
-        largest = min(spec.max_num_seqs, spec.max_num_batched_tokens)
+        limits = self._platform.records
+        largest = min(spec.max_num_seqs, spec.max_num_batched_tokens, limits.sequences or spec.max_num_seqs)
         graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest, self._ops)
         pieces = PiecewiseGraphs(
             api,
             parts.model,
             parts.caches,
             tuple(parts.builders),
-            spec.max_num_batched_tokens,
+            spec.max_num_batched_tokens if limits.tokens is None else limits.tokens,
             self._platform.device,
             drafter.taps if drafter is not None else (),
         )
-        self.recordings = self._runner.record(graphs, pieces, self._rounds(api, parts, max_length))
+        try:
+            self.recordings = self._runner.record(graphs, pieces, self._rounds(api, parts, max_length))
+        except NotRecorded as reason:
+            _logger.info("steps are not recorded: %s", reason)
 
     def _rounds(self, api: GraphApi, parts: RunnerParts, max_length: int) -> RoundGraphs | None:
         """Return rounds of speculation to be recorded, or None."""

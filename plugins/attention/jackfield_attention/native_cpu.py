@@ -11,6 +11,7 @@ from jackfield.interfaces import (
     AttentionRequest,
     Band,
     CacheSpec,
+    GraphSupport,
     HostLengths,
     MetadataBuilder,
     Preference,
@@ -38,7 +39,8 @@ class NativeCpuBackend(AttentionBackend):
     )
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    host_lengths: ClassVar[HostLengths] = HostLengths.EXACT
+    graph_support: ClassVar[GraphSupport] = GraphSupport.DECODE
+    host_lengths: ClassVar[HostLengths] = HostLengths.NONE
     prepares: ClassVar[bool] = True
 
     @classmethod

@@ -9,13 +9,13 @@ Legend: T tokens, R rows, N width of qkv, H query heads, K cache heads, D head s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jackfield.interfaces import AttentionEnv, AttentionStep
+from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths
 from jackfield_attention.torch_sdpa_layer import ROW_LIMIT, Long, SdpaLayer, SdpaMetadata, SdpaMetadataBuilder
 from jackfield_native.library import address, kernels
 
@@ -27,19 +27,21 @@ class NativeMetadata:
     """One step.
 
     Args:
-        rows: [4, R] int32: token of the step, sequence, first token seen, and the end of what is seen.
+        rows: [4, R] int32: token of the step, sequence, first token seen, and the end of what is seen; contiguous.
         table: [B, M] int32. long: queries that torch handles. branched: a step with drafts that branch, which torch
             handles whole, or None.
     """
 
-    rows: Ints
+    rows: torch.Tensor
     table: torch.Tensor
     long: list[Long]
     branched: SdpaMetadata | None = None
 
 
 class NativeMetadataBuilder(SdpaMetadataBuilder):
-    """Sorts a step into rows and long queries."""
+    """Sorts a step into rows and long queries. Lengths are read where the step has them, which is the host."""
+
+    host_lengths = HostLengths.NONE
 
     def __init__(self, env: AttentionEnv) -> None:
         super().__init__(env)
@@ -48,13 +50,12 @@ class NativeMetadataBuilder(SdpaMetadataBuilder):
 
     def build(self, step: AttentionStep) -> NativeMetadata:  # type: ignore[override]  # rows are of another kind
         """Return the metadata of ``step``."""
-        assert step.lengths_host is not None
         if step.tree is not None:
-            return NativeMetadata(np.empty((4, 0), dtype=np.int32), step.block_table, [], super().build(step))
-        starts, lengths = step.query_start_host, step.lengths_host
+            whole = super().build(replace(step, lengths_host=step.lengths.numpy()))
+            return NativeMetadata(torch.empty((4, 0), dtype=torch.int32), step.block_table, [], whole)
         if step.max_query == 1:
-            token = np.arange(step.num_sequences, dtype=np.int32)
-            return NativeMetadata(self._seen(token, token, lengths), step.block_table, [])
+            return NativeMetadata(self._decodes(step), step.block_table, [])
+        starts, lengths = step.query_start_host, step.lengths.numpy()
         counts = np.diff(starts)
         short = np.flatnonzero(counts <= self._limit)
         sequence = np.repeat(short, counts[short])
@@ -64,7 +65,25 @@ class NativeMetadataBuilder(SdpaMetadataBuilder):
             self._long(step, int(b), int(starts[b]), int(starts[b + 1]), int(lengths[b]))
             for b in np.flatnonzero(counts > self._limit)
         ]
-        return NativeMetadata(rows, step.block_table, long)
+        return NativeMetadata(torch.from_numpy(rows), step.block_table, long)
+
+    def capture(self, num_sequences: int, max_query: int) -> NativeMetadata:
+        """See MetadataBuilder.
+
+        Raises:
+            NotImplementedError: sequences have several new tokens.
+        """
+        if max_query != 1:
+            raise NotImplementedError("native_cpu records steps of one token for each sequence")
+        rows = torch.zeros((4, num_sequences), dtype=torch.int32)
+        return NativeMetadata(rows, torch.zeros((num_sequences, 1), dtype=torch.int32), [])
+
+    def _decodes(self, step: AttentionStep) -> torch.Tensor:
+        """Return rows of one token for each sequence, by ops of torch alone: what a recorded step can do."""
+        end, count = step.lengths.int(), step.num_sequences
+        first = (end - self._window).clamp_(min=0) if self._window else torch.zeros_like(end)
+        token = torch.arange(count, dtype=torch.int32)
+        return torch.stack((token, token, first, end))
 
     def _seen(
         self, token: npt.NDArray[np.integer], sequence: npt.NDArray[np.integer], end: npt.NDArray[np.integer]
@@ -158,7 +177,7 @@ class NativeLayer(SdpaLayer):
         self, q_THD: torch.Tensor, cache: Mapping[str, torch.Tensor], metadata: NativeMetadata, out_THD: torch.Tensor
     ) -> None:
         rows = metadata.rows.shape[1]
-        first = metadata.rows.ctypes.data
+        first = metadata.rows.data_ptr()
         self._kernels.jf_attend(
             q_THD.data_ptr(),
             *q_THD.stride()[:2],

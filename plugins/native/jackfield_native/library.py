@@ -1,13 +1,16 @@
 """The loaded kernels. Pointers and strides are taken from torch tensors by the plugins; nothing is checked in C.
 
-Threads: work is shared out by the OpenMP runtime that torch has loaded, so that both use the same threads.
+Threads: work is shared out by the OpenMP runtime that torch has loaded, so that both use the same threads. Calls can be
+kept, and made again by whoever knows that their tensors are still in place.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,33 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "jf_attend": (P, L, L, P, L, L, L, P, L, L, L, P, L, L, P, P, P, P, P, L, L, L, L, L, L, L, F, F, N),
 }
 """Arguments of every function; the C sources say what they are."""
+SETTINGS = frozenset({"jf_set_runtime", "jf_team_size"})
+
+
+class Library:
+    """Functions by the names in ``SIGNATURES``, as attributes.
+
+    Args:
+        functions: those that compute nothing in tensors are not kept.
+    """
+
+    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
+        self._keep: Callable[[Callable[[], Any]], None] | None = None
+        self._keeper = 0
+        for name, function in functions.items():
+            setattr(self, name, function if name in SETTINGS else partial(self._call, function))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the kernels have no {name}")
+
+    def keep(self, take: Callable[[Callable[[], Any]], None] | None) -> None:
+        """Give every call of this thread to ``take`` too, without arguments, from now on; None: no more."""
+        self._keep, self._keeper = take, threading.get_ident()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        function(*arguments)
+        if self._keep is not None and self._keeper == threading.get_ident():
+            self._keep(partial(function, *arguments))
 
 
 @lru_cache
@@ -59,7 +89,12 @@ def kernels() -> Any:
     return load(library_path())
 
 
-def load(path: Path) -> Any:
+def loaded() -> Library | None:
+    """Return the kernels where something in this process has loaded them."""
+    return kernels() if kernels.cache_info().currsize else None
+
+
+def load(path: Path) -> Library:
     """Return a built library, ready for use."""
     library = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
@@ -69,7 +104,7 @@ def load(path: Path) -> Any:
     runtime = ctypes.CDLL(str(loaded_runtime()))
     addresses = (ctypes.cast(getattr(runtime, name), c_void_p) for name in ("GOMP_parallel", "omp_get_thread_num"))
     library.jf_set_runtime(*addresses)
-    return library
+    return Library({name: getattr(library, name) for name in SIGNATURES})
 
 
 def loaded_runtime() -> Path:

@@ -17,13 +17,20 @@ from jackfield.interfaces import (
     Preference,
     Probe,
     Proposal,
+    RecordLimits,
 )
 
 if TYPE_CHECKING:
     import torch
 
+    from jackfield_platforms.cpu_graphs import CpuGraphs
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+MOST_RECORDED = 8
+"""Sequences of a recorded step. With more of them the work itself is what takes time, and all that a step makes is kept
+for each size.
+"""
 
 
 class CpuPlatform(Platform):
@@ -33,6 +40,7 @@ class CpuPlatform(Platform):
     summary = "any processor that torch runs on"
     device_type: ClassVar[str] = "cpu"
     is_fallback: ClassVar[bool] = True
+    records: ClassVar[RecordLimits] = RecordLimits(sequences=MOST_RECORDED, tokens=0)
 
     @classmethod
     def probe(cls) -> Probe:
@@ -88,6 +96,12 @@ class CpuPlatform(Platform):
         import torch
 
         return torch.device("cpu")
+
+    def graph_api(self) -> CpuGraphs:
+        """See Platform."""
+        from jackfield_platforms.cpu_graphs import CpuGraphs
+
+        return CpuGraphs()
 
     def memory(self) -> DeviceMemory:
         """See Platform."""

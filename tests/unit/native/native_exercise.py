@@ -86,7 +86,7 @@ def attention() -> None:
     layer.prepare(qkv, cos_sin, torch.randn(7), torch.randn(7), 1e-5, cache, torch.tensor([3 * 5 + 2, 4 * 5, -1]))
     rows = torch.tensor([[0, 1, 2], [0, 1, 2], [2, 0, 0], [13, 1, 10]], dtype=torch.int32).numpy()
     q, out = qkv[:, :28].view(3, 4, 7), torch.empty(3, 4, 9)
-    layer.attend(q, cache, NativeMetadata(rows, table, []), out)
+    layer.attend(q, cache, NativeMetadata(torch.from_numpy(rows), table, []), out)
     keys, values = (plane[table[2, :2].long()].transpose(1, 2).flatten(0, 1) for plane in (cache["k"], cache["v"]))
     weights = torch.einsum("hd,lhd->hl", q[2] * 0.3, keys.repeat_interleave(2, 1)).softmax(-1)
     torch.testing.assert_close(out[2], torch.einsum("hl,lhv->hv", weights, values.repeat_interleave(2, 1)))

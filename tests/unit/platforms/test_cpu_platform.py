@@ -11,6 +11,7 @@ import torch
 from jackfield.interfaces import Band, DeviceFacts, PlatformRequest
 from jackfield_platforms import cpu
 from jackfield_platforms.cpu import CpuPlatform
+from jackfield_platforms.cpu_graphs import CpuGraphs
 
 
 class NoConfig:
@@ -45,7 +46,8 @@ def test_bound_it_reports_memory_and_its_device() -> None:
     assert platform.device == torch.device("cpu")
     memory = platform.memory()
     assert 0 < memory.free <= memory.total == CpuPlatform.facts(0).memory_bytes
-    assert platform.stream_api() is None and platform.graph_api() is None and platform.communicator(None) is None
+    assert platform.stream_api() is None and platform.communicator(None) is None
+    assert isinstance(platform.graph_api(), CpuGraphs)
 
 
 @pytest.mark.parametrize(
