@@ -25,11 +25,15 @@ class Flex:
     """Calls flex_attention for one layer, with what is done to its scores."""
 
     def __init__(self, env: AttentionEnv) -> None:
-        self._scale, self._softcap = env.request.scale, env.request.softcap
+        self._scale, cap = env.request.scale, env.request.softcap
+        # Not a number of Python's, which torch's compiler cannot have inside of scores once shapes differ.
+        self._softcap = torch.tensor(cap, dtype=torch.float32, device=env.device) if cap else None
         self._slopes_H, self._sinks_H = env.alibi_slopes, env.sinks
         compiled = env.device.type != "cpu"
         self._settings: Any = torch.compiler.config  # which is a module to type checkers
-        self._call: Any = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+        # What differs from call to call becomes a variable by itself. Were all numbers variables from the start, so
+        # would be the sizes of a mask's blocks, for which torch has no kernel.
+        self._call: Any = torch.compile(flex_attention) if compiled else flex_attention
 
     def __call__(
         self, q_THD: torch.Tensor, k_KSD: torch.Tensor, v_KSV: torch.Tensor, metadata: FlexMetadata
@@ -54,15 +58,15 @@ class Flex:
         return mixed_HTV * left_HT.unsqueeze(-1).to(mixed_HTV.dtype)
 
     def _scores(self, metadata: FlexMetadata) -> Scores | None:
-        if self._softcap:
+        if self._softcap is not None:
             return soft_cap(self._softcap)
         if self._slopes_H is not None:
             return linear_bias(self._slopes_H, metadata.q_T, metadata.k_S)
         return None
 
 
-def soft_cap(cap: float) -> Scores:
-    """Return what brings scores between minus ``cap`` and ``cap``."""
+def soft_cap(cap: torch.Tensor) -> Scores:
+    """Return what brings scores between minus ``cap`` and ``cap``, which is one number."""
 
     def capped(score: torch.Tensor, *place: torch.Tensor) -> torch.Tensor:
         return torch.tanh(score / cap) * cap

@@ -61,8 +61,7 @@ class Library:
     """
 
     def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
-        self._keep: Callable[[Callable[[], Any]], None] | None = None
-        self._keeper = 0
+        self._threads = threading.local()
         for name, function in functions.items():
             setattr(self, name, function if name in SETTINGS else partial(self._call, function))
 
@@ -71,12 +70,13 @@ class Library:
 
     def keep(self, take: Callable[[Callable[[], Any]], None] | None) -> None:
         """Give every call of this thread to ``take`` too, without arguments, from now on; None: no more."""
-        self._keep, self._keeper = take, threading.get_ident()
+        self._threads.take = take
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         function(*arguments)
-        if self._keep is not None and self._keeper == threading.get_ident():
-            self._keep(partial(function, *arguments))
+        take = getattr(self._threads, "take", None)
+        if take is not None:
+            take(partial(function, *arguments))
 
 
 @lru_cache

@@ -22,7 +22,9 @@ READS = frozenset({"tolist", "numpy", "__array__", "item", "__bool__", "__int__"
 """Methods of tensors that give Python their numbers."""
 EMPTY = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
 """Ops that leave anything in what they make."""
-UNKNOWN_SIZES = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave"})
+UNKNOWN_SIZES = frozenset(
+    f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "repeat_interleave")
+)
 """Ops whose results have as many elements as their numbers say."""
 
 Call = Callable[[], Any]
@@ -119,8 +121,8 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]  # a base class 
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = function(*args, **(kwargs or {}))
-        if function._schema.name == "aten::_local_scalar_dense":
-            raise NotRecorded("a number of a tensor is read")
+        if isinstance(results, bool | float) or function._schema.name == "aten::_local_scalar_dense":
+            raise NotRecorded(f"{function._schema.name} gives Python numbers of a tensor")
         self._graph.add(function, args, kwargs or {}, results)
         return results
 

@@ -9,13 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 
 from jackfield.interfaces import AttentionEnv, AttentionRequest, DeviceFacts
 from jackfield.testing.attention import QUERIES
 from jackfield.testing.attention_cases import CPU, Query, make_step, settings_of
 from jackfield.testing.attention_shapes import ENCODER, Shape
 from jackfield_attention.flex import FlexBackend
+from jackfield_attention.flex_layer import soft_cap
 from jackfield_attention.flex_metadata import TILE, FlexMetadata, FlexMetadataBuilder
+from jackfield_native.toolchain import unavailable
 
 CUDA = DeviceFacts("cuda", capability=(9, 0))
 
@@ -105,3 +108,13 @@ def test_steps_are_built_anew_and_never_recorded() -> None:
         builder.capture(1, 1)
     with pytest.raises(NotImplementedError, match="anew"):
         builder.advance(1)
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="torch's compiler needs a C compiler")
+def test_a_soft_cap_is_compiled_for_any_shape() -> None:
+    """As on devices, where all of it is compiled."""
+    compiled = torch.compile(flex_attention)
+    for tokens, keys in ((5, 64), (7, 96), (9, 130)):
+        q, k, v = torch.randn(1, 4, tokens, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
+        options = {"score_mod": soft_cap(torch.tensor(2.0)), "scale": 1.0, "enable_gqa": True}
+        torch.testing.assert_close(compiled(q, k, v, **options), flex_attention(q, k, v, **options))

@@ -81,6 +81,8 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "item": lambda x: x[0].item(),
     "int": lambda x: int(x[0]),
     "bool": lambda x: 1 if x[0] > 0 else 2,
+    "equal": lambda x: torch.equal(x, x),
+    "counts": lambda x: torch.bincount(x.long().abs()),
     "sizes": lambda x: x.nonzero(),
     "chosen": lambda x: x[x > 0],
     "repeated": lambda x: torch.repeat_interleave(x.long().abs()),
@@ -112,14 +114,22 @@ def test_kernels_in_c_are_done_again() -> None:
         pointers = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
         kernels().jf_rms_norm(*pointers, 2, 1, 16, 0, 16, 1e-6, 1)
 
+    def elsewhere() -> None:
+        with recording(CpuGraphs(), None):
+            norm()
+
     with recording(api, None) as graph:
         norm()
         thread = threading.Thread(target=norm)
         thread.start()
         thread.join()
-    assert len(graph.calls) == 1, "another thread's work is not this one's"
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        norm()
+    assert len(graph.calls) == 2, "another thread's work is not this one's, nor does its recording end this one"
     norm()
-    assert len(graph.calls) == 1, "nor is what comes afterwards"
+    assert len(graph.calls) == 2, "nor is what comes afterwards"
     x.mul_(3).add_(1)
     api.replay(graph)
     assert torch.allclose(out, F.rms_norm(x, (16,), weight, 1e-6), atol=1e-6)
