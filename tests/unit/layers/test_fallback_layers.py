@@ -14,7 +14,7 @@ from layer_world import build_plan
 
 from jackfield.checkpoint import JsonConfigReader
 from jackfield.distributed import SingleCommunicator
-from jackfield.interfaces import LayerInfo
+from jackfield.interfaces import LayerInfo, RecordLimits
 from jackfield.layers.builder import LayerAttention, LayerBuilder
 from jackfield.worker.worker import Worker
 from jackfield_attention.torch_sdpa import TorchSdpaBackend
@@ -102,7 +102,7 @@ def test_a_layer_whose_weight_is_taken_stays_as_it_is() -> None:
 
 def test_its_steps_are_not_recorded() -> None:
     worker = Worker.__new__(Worker)
-    worker._platform = SimpleNamespace(graph_api=object)  # type: ignore[assignment]
+    worker._platform = SimpleNamespace(graph_api=object, records=RecordLimits())  # type: ignore[assignment]
     worker.spec = SimpleNamespace(architecture=Transformers, attention=())  # type: ignore[assignment]
     worker._record_steps(SimpleNamespace(pooler=None, drafter=None), 64)  # type: ignore[arg-type]
     worker.spec = SimpleNamespace(architecture=Llama, attention=())  # type: ignore[assignment]
