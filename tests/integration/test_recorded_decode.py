@@ -31,7 +31,7 @@ class Replays:
         self.count = 0
         graphs = runner_of(llm)._parts.graphs
         assert graphs is not None
-        self.sizes, replay = graphs.sizes, graphs.replay
+        self.graphs, self.sizes, replay = graphs, graphs.sizes, graphs.replay
 
         def counting(plan: Any) -> Any:
             self.count += 1
@@ -45,13 +45,14 @@ def test_tokens_equal_the_reference(engine: Engine, models: Models, name: str, m
     tiny, prompts = models[name], random_prompts((3, 40, 17, 90, 5, 33, 64, 8, 21, 12))
     llm = engine(tiny.folder)
     replays = Replays(llm, monkeypatch)
-    assert replays.sizes == (1, 2, 4, 8)
+    assert replays.sizes == (1, 2, 4, 8) and sorted(replays.graphs._recorded) == [1]
     greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     for count in (1, 3, 8, 10):
         before = replays.count
         found = [request.outputs[0].token_ids for request in llm.generate(prompts[:count], greedy)]
         assert_equal(tiny.model, prompts[:count], found)
         assert (replays.count > before) == (count <= 8), count
+    assert sorted(replays.graphs._recorded) == [1, 4, 8], "other sizes are recorded when they are met"
 
 
 PARAMS = {

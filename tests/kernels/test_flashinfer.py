@@ -105,8 +105,23 @@ def test_every_token_attends_as_defined(name: str) -> None:
     assert error(out, expected(case)) < TOLERANCE["float16"]
     assert torch.equal(attend(layer, case, metadata), out)
     planned = max(case.shape.counts) >= PROMPT_TOKENS
-    wrapper: Any = builder
-    assert wrapper._wrapper.plans == int(planned), "one plan for a step, and none where nothing is long"
+    assert plans(builder) == int(planned), "one plan for a step, and none where nothing is long"
+
+
+def plans(builder: Any) -> int:
+    """Return how often a builder planned."""
+    return sum(wrapper.plans for wrapper in builder._wrappers)
+
+
+def test_a_plan_is_left_alone_while_the_next_one_is_made() -> None:
+    """The device may come to a step only when the host has planned the one behind it."""
+    case = make_case(FlashInferBackend, SHAPES["prompts"])
+    builder, layer = FlashInferBackend.metadata_builder(case.env), FlashInferBackend.layer(case.env, 0)
+    builder.allocate(limits_of(case))
+    first, second, third = (builder.build(case.step) for _ in range(3))
+    assert first.planned is not second.planned and second.planned is not third.planned
+    assert plans(builder) == 3
+    assert error(attend(layer, case, second), expected(case)) < TOLERANCE["float16"]
 
 
 def test_kernels_that_the_device_does_not_run_are_refused() -> None:

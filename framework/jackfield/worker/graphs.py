@@ -47,7 +47,7 @@ class DecodeGraphs:
 
     Args:
         api: of the platform. batch: the per-slot tables. forward: model from inputs to logits. transfer: to the device.
-        max_sequences: largest batch. ops: of recorded steps, by name.
+        max_sequences: largest batch. ops: of recorded steps, by name. ahead: see RecordLimits.
     """
 
     def __init__(
@@ -58,16 +58,18 @@ class DecodeGraphs:
         transfer: Transfer,
         max_sequences: int,
         ops: Mapping[str, Callable[..., Any]],
+        *,
+        ahead: bool = True,
     ) -> None:
         self._api, self._batch, self._forward, self._transfer = api, batch, forward, transfer
-        self._pool, self._ops = api.new_pool(), ops
+        self._pool, self._ops, self._ahead = api.new_pool(), ops, ahead
         larger = [size for size in SIZES if size < max_sequences]
         self.sizes = (*larger, max_sequences)
         self._recorded: dict[int, Recorded] = {}
 
     def record_all(self) -> None:
-        """Record every size, the largest first: the smaller ones then fit into its memory."""
-        for size in sorted(self.sizes, reverse=True):
+        """Record every size that is recorded ahead, the largest first: the smaller ones then fit into its memory."""
+        for size in sorted(self.sizes, reverse=True) if self._ahead else self.sizes[:1]:
             self._recorded[size] = self._record(size)
 
     def fits(self, plan: SchedulerOutput) -> bool:
@@ -87,7 +89,9 @@ class DecodeGraphs:
         """
         count = len(plan.slots)
         size = next(size for size in self.sizes if size >= count)
-        recorded = self._recorded[size]
+        recorded = self._recorded.get(size)
+        if recorded is None:
+            recorded = self._recorded[size] = self._record(size)
         host = np.zeros((2, size), dtype=np.int64)
         host[0] = self._batch.padding_slot
         host[0, :count], host[1, :count] = plan.slots, plan.starts

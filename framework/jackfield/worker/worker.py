@@ -200,7 +200,8 @@ class Worker:
             return
         limits = self._platform.records
         largest = min(spec.max_num_seqs, spec.max_num_batched_tokens, limits.sequences or spec.max_num_seqs)
-        graphs = DecodeGraphs(api, parts.batch, self._runner.forward_logits, parts.transfer, largest, self._ops)
+        forward = self._runner.forward_logits
+        graphs = DecodeGraphs(api, parts.batch, forward, parts.transfer, largest, self._ops, ahead=limits.ahead)
         pieces = PiecewiseGraphs(
             api,
             parts.model,

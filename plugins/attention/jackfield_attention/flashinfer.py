@@ -20,6 +20,10 @@ HEAD_SIZES = (64, 128, 256)
 FA3_CAPABILITY = (9, 0)
 DISTRIBUTION = "flashinfer-python"
 WORKSPACE_MB = 384
+PLANS_IN_TURN = 2
+"""Plans that are kept. Each has pinned memory, which is copied when the device comes to it: by then the host may plan
+the next step, but not the one after it.
+"""
 TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
 """Where the compiler is, if it is not on the path."""
 SHORT_NAMES = {"bfloat16": "bf16", "float16": "f16"}
@@ -97,21 +101,24 @@ def kernels_for(request: AttentionRequest, wanted: str) -> str:
 
 
 def is_compiled(request: AttentionRequest) -> bool:
-    """Return whether a module for such layers lies where FlashInfer looks for one: in the package or the cache of the
-    home folder (another one, named by a variable, is not looked at).
-    """
-    spec = find_spec("flashinfer")
-    if spec is None or not spec.submodule_search_locations:
-        return False
+    """Return whether there is a module for such layers."""
     kind, size = SHORT_NAMES.get(request.dtype, ""), request.head_size
     ending = "_sm90" if kernels_for(request, "") == "fa3" else "_f16qk_False"
     heads = f"dtype_q_{kind}_dtype_kv_{kind}_dtype_o_{kind}_dtype_idx_i32_head_dim_qk_{size}_head_dim_vo_{size}"
     masks = f"posenc_0_use_swa_{bool(request.window)}_use_logits_cap_{bool(request.softcap)}"
-    name = f"batch_prefill_with_kv_cache_{heads}_{masks}*{ending}"
+    return has_module(f"batch_prefill_with_kv_cache_{heads}_{masks}*{ending}")
+
+
+def has_module(pattern: str) -> bool:
+    """Return whether a compiled module of some name lies where FlashInfer looks for one: in the package or the cache of
+    the home folder (another one, named by a variable, is not looked at).
+    """
+    spec = find_spec("flashinfer")
+    if spec is None or not spec.submodule_search_locations:
+        return False
     ahead = Path(spec.submodule_search_locations[0]) / "data" / "aot"
-    cache = Path.home() / ".cache" / "flashinfer"
-    kept = cache.glob(f"{version(DISTRIBUTION)}/*/cached_ops/{name}/*.so")
-    return any(ahead.glob(f"{name}/*.so")) or any(kept)
+    kept = Path.home() / ".cache" / "flashinfer" / version(DISTRIBUTION)
+    return any(ahead.glob(f"{pattern}/*.so")) or any(kept.glob(f"*/cached_ops/{pattern}/*.so"))
 
 
 def can_compile() -> bool:

@@ -16,7 +16,7 @@ from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from jackfield.errors import ConfigError
 from jackfield.interfaces import AttentionEnv, AttentionStep, HostLengths, StepLimits
 from jackfield.interfaces.attention import PROMPT_TOKENS
-from jackfield_attention.flashinfer import FA3_CAPABILITY, WORKSPACE_MB, kernels_for
+from jackfield_attention.flashinfer import FA3_CAPABILITY, PLANS_IN_TURN, WORKSPACE_MB, kernels_for
 from jackfield_attention.torch_sdpa_layer import ranges
 from jackfield_attention.transfer import sent
 from jackfield_attention.triton_layer import TritonLayer
@@ -42,7 +42,8 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
     def __init__(self, env: AttentionEnv) -> None:
         super().__init__(env)
         self._long = np.zeros(0, dtype=np.int64)
-        self._wrapper: Any = None
+        self._wrappers: list[Any] = []
+        self._turn = 0
 
     def allocate(self, limits: StepLimits) -> None:
         """See MetadataBuilder."""
@@ -61,7 +62,9 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
                 value=kernels,
                 remedy="use fa2, or leave it out",
             )
-        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, layout, backend=kernels)
+        self._wrappers = [
+            BatchPrefillWithPagedKVCacheWrapper(workspace, layout, backend=kernels) for _ in range(PLANS_IN_TURN)
+        ]
 
     def build(self, step: AttentionStep) -> FlashInferMetadata:  # type: ignore[override]  # of another kind
         """See MetadataBuilder."""
@@ -70,8 +73,8 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
         rest = super().build(step)
         if rest.tiles is None or not len(self._long):
             return FlashInferMetadata(rest)
-        self._plan_long(step, counts[self._long].astype(np.int64))
-        return FlashInferMetadata(rest, self._wrapper, self._tokens_of(step))
+        planned = self._plan_long(step, counts[self._long].astype(np.int64))
+        return FlashInferMetadata(rest, planned, self._tokens_of(step))
 
     def capture(self, num_sequences: int, max_query: int) -> FlashInferMetadata:  # type: ignore[override]
         """See MetadataBuilder; long queries cannot be recorded."""
@@ -85,14 +88,17 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
         tiles = super()._tiles(step)
         return tiles[~np.isin(tiles[:, 0], self._long)]
 
-    def _plan_long(self, step: AttentionStep, counts: Ints) -> None:
+    def _plan_long(self, step: AttentionStep, counts: Ints) -> Any:
+        """Return a wrapper that has planned the long queries."""
+        self._turn = (self._turn + 1) % PLANS_IN_TURN
+        wrapper = self._wrappers[self._turn]
         request, block = self._env.request, self._env.block_size
         assert step.lengths_host is not None
         lengths = step.lengths_host[self._long].astype(np.int64)
         pages = -(-lengths // block)
         owners, places = np.repeat(self._long, pages), ranges(pages)
         indices = step.block_table[sent(owners, self._env.device), sent(places, self._env.device)].int()
-        self._wrapper.plan(
+        wrapper.plan(
             _starts(counts),
             _starts(pages),
             indices,
@@ -108,6 +114,7 @@ class FlashInferMetadataBuilder(TritonMetadataBuilder):
             q_data_type=getattr(torch, request.dtype),
             kv_data_type=getattr(torch, request.dtype),
         )
+        return wrapper
 
     def _tokens_of(self, step: AttentionStep) -> slice | torch.Tensor:
         """Return where the tokens of long queries are: one behind the other, unless a short query lies between."""

@@ -40,7 +40,7 @@ class CpuPlatform(Platform):
     summary = "any processor that torch runs on"
     device_type: ClassVar[str] = "cpu"
     is_fallback: ClassVar[bool] = True
-    records: ClassVar[RecordLimits] = RecordLimits(sequences=MOST_RECORDED, tokens=0)
+    records: ClassVar[RecordLimits] = RecordLimits(sequences=MOST_RECORDED, tokens=0, ahead=False)
 
     @classmethod
     def probe(cls) -> Probe:
