@@ -83,6 +83,7 @@ def test_threads_and_batch_mates_change_nothing(team: int) -> None:
             case.step,
             num_sequences=1,
             max_query=1,
+            lengths=case.step.lengths[row : row + 1],
             lengths_host=case.step.lengths_host[row : row + 1],  # type: ignore[index]  # the case has them
             block_table=case.step.block_table[row : row + 1],
         )
