@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import Engine, Models
 from hf import assert_equal, random_prompts
 from moe_models import MOE_RECIPES
@@ -100,3 +101,26 @@ def test_experts_too(engine: Engine, tmp_path: Path, name: str, monkeypatch: pyt
     for some in (prompts, prompts[1:2]):
         assert_equal(tiny.model, some, [request.outputs[0].token_ids for request in llm.generate(some, greedy)])
     assert replays.count
+
+
+def test_a_size_that_cannot_be_recorded_is_launched_op_by_op(
+    engine: Engine, models: Models, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model may read numbers only where there are many tokens."""
+    tiny, prompts = models["llama"], random_prompts((30, 5, 17))
+    llm = engine(tiny.folder)
+    replays, model = Replays(llm, monkeypatch), runner_of(llm)._parts.model
+    embed = model.embed
+
+    def reading(ids_T: torch.Tensor) -> torch.Tensor:
+        if len(ids_T) > 2:
+            ids_T.tolist()
+        return embed(ids_T)
+
+    monkeypatch.setattr(model, "embed", reading)
+    greedy = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    with caplog.at_level("INFO", logger="jackfield.worker"):
+        for some in (prompts, prompts[:2], prompts):
+            assert_equal(tiny.model, some, [request.outputs[0].token_ids for request in llm.generate(some, greedy)])
+    assert caplog.text.count("steps of 4 sequences are not recorded") == 1
+    assert replays.count and sorted(replays.graphs._recorded) == [1, 2]

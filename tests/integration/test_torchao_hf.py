@@ -10,10 +10,10 @@ import pytest
 import torch
 from engines import Engine
 from hf import assert_equal, assert_logprobs, make_tiny, random_prompts
+from torchao import quantization as torchao
+from torchao.prototype import mx_formats
 
 from jackfield import SamplingParams
-
-torchao = pytest.importorskip("torchao.quantization", reason="needs torchao, which writes these checkpoints")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=4)
 KINDS: dict[str, Any] = {
@@ -27,12 +27,12 @@ KINDS: dict[str, Any] = {
     ),
     "mxfp8": lambda: microscaled(torch.float8_e4m3fn),
     "mxfp4": lambda: microscaled(torch.float4_e2m1fn_x2),
-    "nvfp4": lambda: mx_formats().NVFP4WeightOnlyConfig(),
+    "nvfp4": lambda: mx_formats.NVFP4WeightOnlyConfig(),
     "by module": lambda: torchao.FqnToConfig(
         {
             "re:.*q_proj": torchao.Int8WeightOnlyConfig(version=2),
             "re:.*[kv]_proj": torchao.Float8WeightOnlyConfig(),
-            "model.layers.1.mlp.up_proj": mx_formats().NVFP4WeightOnlyConfig(),
+            "model.layers.1.mlp.up_proj": mx_formats.NVFP4WeightOnlyConfig(),
             "re:.*down_proj": whole(3),
             "model.embed_tokens": whole(8),
             "lm_head": whole(4),
@@ -46,12 +46,8 @@ def whole(bits: int) -> Any:
     return torchao.IntxWeightOnlyConfig(weight_dtype=kind, granularity=torchao.PerGroup(32))
 
 
-def mx_formats() -> Any:
-    return pytest.importorskip("torchao.prototype.mx_formats")
-
-
 def microscaled(kind: torch.dtype) -> Any:
-    return mx_formats().MXDynamicActivationMXWeightConfig(activation_dtype=kind, weight_dtype=kind)
+    return mx_formats.MXDynamicActivationMXWeightConfig(activation_dtype=kind, weight_dtype=kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -197,7 +197,9 @@ class ModelArchitecture(Plugin):
 
     @classmethod
     def gguf_config(cls, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
-        """Return HF-style configuration keys from GGUF metadata and tensor shapes."""
+        """Return HF-style configuration keys from GGUF metadata and tensor shapes. The numbers of a tensor
+        ``rope_freqs.weight`` are in the metadata, as ``ARCH.rope.factors``: what each rotary frequency is divided by.
+        """
         raise NotImplementedError
 
     @classmethod

@@ -96,7 +96,7 @@ class RecordLimits:
     Args:
         sequences: most of a recorded decode step; None: as many as run. tokens: most of a step of any mix, which is
             recorded in pieces; None: as many as a step has. ahead: all sizes are recorded before the first request, so
-            that none waits; else each when it is first met, but for the smallest.
+            that none waits; else each when it is first met, but for the smallest. Asynchronous platforms record ahead.
     """
 
     sequences: int | None = None

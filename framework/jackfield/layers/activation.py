@@ -113,15 +113,18 @@ class GatedActivation:
 
     def __call__(self, x_T2F: torch.Tensor) -> Any:
         """Return [T, F]."""
-        if self._fed is not None and self._quant is not None and self._fed.takes_narrow(len(x_T2F)):
+        if self._quant is not None and self._narrow(len(x_T2F)):
             return self._quant(x_T2F)
         return self._plain(x_T2F)
+
+    def _narrow(self, rows: int) -> bool:
+        """Return whether that many results are quantized."""
+        return self._fed is not None and self._quant is not None and self._fed.takes_narrow(rows)
 
     def of(self, projection: Projection, x_TI: Any) -> Any:
         """Return the activation [T, F] of what a projection gives, in one kernel where the projection can."""
         rows = len(x_TI)
-        narrow = self._fed is not None and self._quant is not None and self._fed.takes_narrow(rows)
-        if self._folded and not narrow and projection.folds(self._folded, rows):
+        if self._folded and projection.folds(self._folded, rows) and not self._narrow(rows):
             return projection.gated(x_TI, self._folded)
         return self(projection(x_TI))
 

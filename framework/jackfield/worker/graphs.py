@@ -9,8 +9,9 @@ size with rows of the padding slot.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ from jackfield.worker.transfer import Transfer
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 WARMUPS = 1
 """Runs before recording: kernels are compiled and libraries choose their algorithms then. One is enough for both."""
+
+_logger = logging.getLogger("jackfield.worker")
 
 Forward = Callable[[StepInputs], torch.Tensor]
 """Inputs to logits [B, V]."""
@@ -66,6 +69,7 @@ class DecodeGraphs:
         larger = [size for size in SIZES if size < max_sequences]
         self.sizes = (*larger, max_sequences)
         self._recorded: dict[int, Recorded] = {}
+        self._unfit: set[int] = set()
 
     def record_all(self) -> None:
         """Record every size that is recorded ahead, the largest first: the smaller ones then fit into its memory."""
@@ -73,25 +77,39 @@ class DecodeGraphs:
             self._recorded[size] = self._record(size)
 
     def fits(self, plan: SchedulerOutput) -> bool:
-        """Return whether the plan is a decode step of a recorded size, which has no drafts in it."""
+        """Return whether the plan is a decode step of a recorded size, which has no drafts in it. A size that is met
+        for the first time is recorded, if it can be.
+        """
         count = len(plan.slots)
         return (
             0 < count <= self.sizes[-1]
             and (plan.num_drafts is None or not plan.num_drafts.any())
             and bool((plan.counts == 1).all())
             and bool(plan.samples.all())
+            and self._is_recorded(self._size_of(count))
         )
 
+    def _size_of(self, count: int) -> int:
+        return next(size for size in self.sizes if size >= count)
+
+    def _is_recorded(self, size: int) -> bool:
+        if size not in self._recorded and size not in self._unfit:
+            try:
+                self._recorded[size] = self._record(size)
+            except NotRecorded as reason:
+                # What a model does may depend on how many tokens there are.
+                self._unfit.add(size)
+                _logger.info("steps of %d sequences are not recorded: %s", size, reason)
+        return size in self._recorded
+
     def replay(self, plan: SchedulerOutput) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the step; returns logits [B, V] and greedy ids [B], valid until the next replay.
+        """Run a step that fits; returns logits [B, V] and greedy ids [B], valid until the next replay.
 
         Greedy ids were written into the token table already.
         """
         count = len(plan.slots)
-        size = next(size for size in self.sizes if size >= count)
-        recorded = self._recorded.get(size)
-        if recorded is None:
-            recorded = self._recorded[size] = self._record(size)
+        size = self._size_of(count)
+        recorded = self._recorded[size]
         host = np.zeros((2, size), dtype=np.int64)
         host[0] = self._batch.padding_slot
         host[0, :count], host[1, :count] = plan.slots, plan.starts
@@ -126,13 +144,15 @@ class DecodeGraphs:
 
 @contextmanager
 def recording(api: GraphApi, pool: Any) -> Iterator[Any]:
-    """Record what is done inside; the graph can be replayed afterwards. Where it is no work for one, nothing goes on
-    being recorded.
+    """Record what is done inside; the graph can be replayed afterwards. Where that fails, nothing goes on being
+    recorded.
     """
     graph = api.begin(pool)
     try:
         yield graph
-    except NotRecorded:
-        api.end(graph)
+    except BaseException:
+        # What went wrong inside is what matters.
+        with suppress(Exception):
+            api.end(graph)
         raise
     api.end(graph)

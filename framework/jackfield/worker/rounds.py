@@ -19,7 +19,7 @@ import torch
 
 from jackfield.interfaces import Drafter, DraftRound, GraphApi
 from jackfield.protocol import SchedulerOutput
-from jackfield.worker.graphs import WARMUPS
+from jackfield.worker.graphs import WARMUPS, recording
 from jackfield.worker.input_batch import InputBatch, StepInputs
 from jackfield.worker.transfer import Transfer
 
@@ -167,14 +167,13 @@ class RoundGraphs:
             if self.drafts:
                 self._draft(round_)
         given = self._nothing(size)
-        graph = self._api.begin(self._pool)
-        round_ = self._verify(given)
-        self._api.end(graph)
+        with recording(self._api, self._pool) as graph:
+            round_ = self._verify(given)
         round_.verify = graph
         if self.drafts:
-            round_.draft = self._api.begin(self._pool)
-            self._draft(round_)
-            self._api.end(round_.draft)
+            with recording(self._api, self._pool) as graph:
+                self._draft(round_)
+            round_.draft = graph
         return round_
 
     def _new_round(self, size: int) -> Round:

@@ -18,7 +18,7 @@ from jackfield.interfaces import (
 )
 from jackfield_attention.states import state_reasons
 from jackfield_attention.torch_linear import TorchDeltaBackend, TorchLinearBackend
-from jackfield_attention.triton_backend import MIN_CAPABILITY
+from jackfield_triton.launch import capability_reasons
 
 DELTA = TorchDeltaBackend.kinds
 """Kinds of the delta rule; the others decay, and no more."""
@@ -50,10 +50,7 @@ class FlaStatesBackend(AttentionBackend):
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
         """Reject old devices, long keys, and states in narrow types."""
-        device, found = request.device, list(state_reasons(request))
-        if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
-            version = ".".join(map(str, device.capability))
-            found.append(Reason("capability", "device.capability", f"{version} is below 8.0"))
+        found = [*state_reasons(request), *capability_reasons(request.device)]
         if request.kind in DELTA and request.head_size > MOST_KEYS:
             found.append(Reason("head_size", "head_size", f"{request.head_size} is above {MOST_KEYS}"))
         return found

@@ -22,11 +22,11 @@ from jackfield.interfaces import (
 )
 from jackfield_attention.cache_types import FLOATS
 from jackfield_attention.triton_tuning import SHORT_ROWS
+from jackfield_triton.launch import capability_reasons
 
 if TYPE_CHECKING:
     from jackfield_attention.triton_layer import TritonLayer
 
-MIN_CAPABILITY = (8, 0)
 LARGEST_HEAD = 256
 NARROW = frozenset(FLOATS)
 NARROW_CAPABILITY = (8, 9)
@@ -102,11 +102,7 @@ class TritonBackend(AttentionBackend):
 
 
 def _limits(request: AttentionRequest, narrow: frozenset[str]) -> list[Reason]:
-    found = []
-    device, size = request.device, request.head_size
-    if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
-        version = ".".join(map(str, device.capability))
-        found.append(Reason("capability", "device.capability", f"{version} is below 8.0"))
+    found, size = capability_reasons(request.device), request.head_size
     if not 16 <= size <= LARGEST_HEAD:
         found.append(Reason("head_size", "head_size", f"{size} is not between 16 and {LARGEST_HEAD}"))
     if request.value_head_size not in (0, size):

@@ -19,7 +19,8 @@ from jackfield.interfaces import (
     Reason,
 )
 from jackfield_attention.torch_mla import TorchMlaBackend
-from jackfield_attention.triton_backend import MIN_CAPABILITY, narrow_reasons
+from jackfield_attention.triton_backend import narrow_reasons
+from jackfield_triton.launch import capability_reasons
 
 if TYPE_CHECKING:
     from jackfield_attention.triton_mla_layer import TritonMlaLayer
@@ -53,10 +54,7 @@ class TritonMlaBackend(AttentionBackend):
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
         """Reject old devices, and latents in types that the kernels do not read."""
-        found, device = [], request.device
-        if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
-            version = ".".join(map(str, device.capability))
-            found.append(Reason("capability", "device.capability", f"{version} is below 8.0"))
+        found = capability_reasons(request.device)
         if request.cache_dtype not in ("", request.dtype, *STORED):
             known = ", ".join((request.dtype, *STORED))
             detail = f"{request.cache_dtype} is no type that latents can be stored in"

@@ -21,7 +21,7 @@ from jackfield_attention.states import state_reasons
 from jackfield_attention.torch_linear import TorchDeltaBackend, TorchLinearBackend
 from jackfield_attention.torch_mamba import TorchMambaBackend
 from jackfield_attention.torch_short_conv import TorchShortConvBackend
-from jackfield_attention.triton_backend import MIN_CAPABILITY
+from jackfield_triton.launch import capability_reasons
 
 REFERENCES: Mapping[str, type[AttentionBackend]] = {
     kind: backend
@@ -51,11 +51,7 @@ class TritonStatesBackend(AttentionBackend):
     @classmethod
     def check(cls, request: AttentionRequest) -> Sequence[Reason]:
         """Reject old devices, and states in narrow types."""
-        device, found = request.device, list(state_reasons(request))
-        if device is not None and device.type == "cuda" and device.capability < MIN_CAPABILITY:
-            version = ".".join(map(str, device.capability))
-            found.append(Reason("capability", "device.capability", f"{version} is below 8.0"))
-        return found
+        return [*state_reasons(request), *capability_reasons(request.device)]
 
     @classmethod
     def preference(cls, request: AttentionRequest) -> Preference:

@@ -133,5 +133,12 @@ def gguf_decoder_config(metadata: Mapping[str, Any], tensors: Mapping[str, tuple
         found["rope_scaling"] = {"rope_type": kind, "factor": key("rope.scaling.factor")}
     if factors := metadata.get(f"{arch}.rope.factors"):
         # A converter that has worked out each frequency's own factor (Llama 3.1) says of no other scaling.
+        if "rope_scaling" in found:
+            raise CheckpointError(
+                "a GGUF file scales rotary frequencies twice",
+                field=f"{arch}.rope.scaling.type",
+                value=kind,
+                remedy="convert the model again: factors of frequencies (rope_freqs.weight) stand for all of it",
+            )
         found["rope_scaling"] = {"rope_type": "factors", "factors": factors}
     return found

@@ -20,9 +20,7 @@ from jackfield.interfaces import (
     Reason,
     Settings,
 )
-
-MIN_CAPABILITY = (8, 0)
-"""The oldest devices with bfloat16 arithmetic."""
+from jackfield_triton.launch import capability_reasons
 
 
 class TritonOps(OpsProvider):
@@ -41,11 +39,7 @@ class TritonOps(OpsProvider):
     @classmethod
     def check(cls, request: OpRequest) -> Sequence[Reason]:
         """Reject devices below capability 8.0."""
-        device = request.device
-        if device is None or device.capability >= MIN_CAPABILITY:
-            return ()
-        found = ".".join(map(str, device.capability))
-        return (Reason("capability", "device.capability", f"{found} is below 8.0"),)
+        return capability_reasons(request.device)
 
     @classmethod
     def preference(cls, request: OpRequest) -> Preference:

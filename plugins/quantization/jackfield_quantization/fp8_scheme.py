@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from jackfield.interfaces import ActivationSpec, LayerInfo, ParameterHolder, PendingNorm, QuantizedActivation
 from jackfield.layers.functional import quantize_rows
-from jackfield_quantization.triton_dense_plan import GATES, counters_for, foldable_ops, narrow_shape
+from jackfield_quantization.triton_dense_plan import GATES, NOTHING, counters_for, foldable_ops, narrow_shape
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 from jackfield_triton.launch import pdl_of
 
@@ -36,8 +36,8 @@ class Fp8Scheme(DenseScheme):
 
     def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
         """See LinearScheme: those of one row."""
-        if self._counters is None or rows != 1 or info.dtype == "float32":
-            return frozenset()
+        if rows != 1 or self._counters is None or info.dtype == "float32":
+            return NOTHING
         return foldable_ops(1, narrow_shape(sum(info.local_output_sizes), info.local_input_size, self._cores))
 
     def finalize(self, layer: ParameterHolder) -> None:

@@ -15,9 +15,7 @@ from jackfield.interfaces import (
     Reason,
 )
 from jackfield_quantization.unquantized import no_online_conversion
-
-MIN_CAPABILITY = (8, 0)
-"""The oldest devices with bfloat16 arithmetic and asynchronous copies."""
+from jackfield_triton.launch import capability_reasons
 
 
 class TritonDense(QuantizationMethod):
@@ -38,12 +36,7 @@ class TritonDense(QuantizationMethod):
     @classmethod
     def check(cls, request: QuantizationRequest) -> Sequence[Reason]:
         """Reject conversion at load and devices below capability 8.0."""
-        reasons = no_online_conversion(cls.name, request)
-        device = request.device
-        if device is not None and device.capability < MIN_CAPABILITY:
-            found = ".".join(map(str, device.capability))
-            reasons.append(Reason("capability", "device.capability", f"{found} is below 8.0"))
-        return reasons
+        return [*no_online_conversion(cls.name, request), *capability_reasons(request.device)]
 
     @classmethod
     def preference(cls, request: QuantizationRequest) -> Preference:

@@ -26,7 +26,10 @@ ALIGNMENT = 16
 """Rows of weight must be whole 16-byte loads, which the compiler recognizes at multiples of 16 elements."""
 GATES = {"silu_and_mul": "silu", "gelu_and_mul": "gelu", "gelu_tanh_and_mul": "gelu_tanh"}
 """Activations of kernels, by op."""
-NORMS = frozenset({"rms_norm", "fused_add_rms_norm"})
+NOTHING: frozenset[str] = frozenset()
+BEHIND = frozenset(GATES)
+AROUND = BEHIND | {"rms_norm", "fused_add_rms_norm"}
+"""Ops that a launch may fold: those after the product, and with those before it."""
 SPLIT_COST = 0.01
 """What one more split must gain, as a share of the time."""
 
@@ -99,9 +102,9 @@ def narrow_shape(outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
 def foldable_ops(rows: int, shape: SkinnyShape | None) -> frozenset[str]:
     """Return the ops that a launch computes along with its product."""
     if shape is None or shape.block_o < 2:
-        return frozenset()
+        return NOTHING
     normed = shape.splits == 1 and (shape.matrix or rows == 1)
-    return frozenset(GATES) | NORMS if normed else frozenset(GATES)
+    return AROUND if normed else BEHIND
 
 
 def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int) -> SkinnyShape:

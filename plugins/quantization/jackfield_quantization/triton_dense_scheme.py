@@ -11,6 +11,7 @@ from jackfield.interfaces import LayerInfo, ParameterHolder, PendingNorm, Quanti
 from jackfield_quantization.triton_dense_plan import (
     GATES,
     MOST_ROWS,
+    NOTHING,
     SkinnyShape,
     counters_for,
     foldable_ops,
@@ -48,8 +49,8 @@ class SkinnyScheme(DenseScheme):
 
     def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
         """See LinearScheme."""
-        if self._counters is None or info.dtype not in NAMES:
-            return frozenset()
+        if rows > MOST_ROWS or self._counters is None or info.dtype not in NAMES:
+            return NOTHING
         outputs, inputs = sum(info.local_output_sizes), info.local_input_size
         return foldable_ops(rows, skinny_shape(rows, outputs, inputs, self._cores))
 

@@ -11,7 +11,7 @@ from jackfield_quantization.awq import Awq
 from jackfield_quantization.compressed_tensors import CompressedTensors
 from jackfield_quantization.gptq import Gptq
 from jackfield_quantization.stored_method import StoredMethod
-from jackfield_quantization.triton_dense import MIN_CAPABILITY
+from jackfield_triton.launch import capability_reasons
 
 BLOCKS = (128, 64)
 """Columns whose numbers may share words; the most are taken."""
@@ -34,11 +34,7 @@ class TritonPacked(StoredMethod):
     @classmethod
     def check(cls, request: QuantizationRequest) -> Sequence[Reason]:
         """Reject devices below capability 8.0."""
-        reasons, device = list(super().check(request)), request.device
-        if device is not None and device.capability < MIN_CAPABILITY:
-            found = ".".join(map(str, device.capability))
-            reasons.append(Reason("capability", "device.capability", f"{found} is below 8.0"))
-        return reasons
+        return [*super().check(request), *capability_reasons(request.device)]
 
     @classmethod
     def preference(cls, request: QuantizationRequest) -> Preference:

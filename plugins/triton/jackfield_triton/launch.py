@@ -13,11 +13,23 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from jackfield.interfaces import DeviceFacts, Reason
+
+OLDEST = (8, 0)
+"""The oldest devices with bfloat16 arithmetic and asynchronous copies."""
 MIN_CAPABILITY = (9, 0)
 INSTRUCTIONS = "triton.language.extra.cuda.gdc"
 """The module of Triton (3.4 on) with the instructions that kernels need for it."""
 
 GLUON_VERSION = (3, 6)
+
+
+def capability_reasons(device: DeviceFacts | None) -> list[Reason]:
+    """Return why kernels do not run on a device: it is older than :data:`OLDEST`."""
+    if device is None or device.type != "cuda" or device.capability >= OLDEST:
+        return []
+    found, least = (".".join(map(str, capability)) for capability in (device.capability, OLDEST))
+    return [Reason("capability", "device.capability", f"{found} is below {least}")]
 
 
 def pdl_of(capability: tuple[int, int], wanted: bool = True) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flashinfer_package import put
 
 from jackfield.interfaces import AttentionRequest, Band, DeviceFacts
 from jackfield_attention.flashinfer import FlashInferBackend, kernels_for
@@ -17,28 +17,6 @@ REQUEST = AttentionRequest(
 )
 HEADS = "dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_128_head_dim_vo_128"
 MODULE = f"batch_prefill_with_kv_cache_{HEADS}_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False"
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package ``flashinfer`` without kernels, and neither compiler nor cache."""
-    folder = tmp_path / "site" / "flashinfer"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    facts = folder.parent / "flashinfer_python-0.6.18.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.18\n")
-    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("jackfield_attention.flashinfer.TOOLKIT", tmp_path / "bin" / "nvcc")
-    return folder
-
-
-def put(folder: Path, name: str) -> None:
-    (folder / name).mkdir(parents=True)
-    (folder / name / f"{name}.so").write_bytes(b"")
 
 
 def test_without_kernels_and_compiler_it_is_refused_with_a_remedy(package: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flashinfer_package import put
 
 from jackfield.interfaces import AttentionRequest, Band, DeviceFacts, GraphSupport, HostLengths, RankInfo, intersect
 from jackfield_attention.flashinfer_mla import FlashInferMlaBackend
@@ -29,28 +29,6 @@ MODULE = (
     "batch_mla_attention_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32"
     "_head_dim_ckv_512_head_dim_kpe_64_profiler_False"
 )
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package ``flashinfer`` without kernels, and neither compiler nor cache."""
-    folder = tmp_path / "site" / "flashinfer"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    facts = folder.parent / "flashinfer_python-0.6.18.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.18\n")
-    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("jackfield_attention.flashinfer.TOOLKIT", tmp_path / "bin" / "nvcc")
-    return folder
-
-
-def put(folder: Path, name: str) -> None:
-    (folder / name).mkdir(parents=True)
-    (folder / name / f"{name}.so").write_bytes(b"")
 
 
 @pytest.fixture

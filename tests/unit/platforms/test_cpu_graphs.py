@@ -97,6 +97,15 @@ def test_what_depends_on_numbers_is_not_recorded(name: str) -> None:
     READS[name](x)  # nothing is refused any more
 
 
+def test_nothing_is_recorded_after_work_that_fails() -> None:
+    x = torch.ones(3)
+    with pytest.raises(ZeroDivisionError), recording(CpuGraphs(), None) as graph:
+        x.add(1)
+        raise ZeroDivisionError
+    assert len(graph.calls) == 1
+    assert (x + 1).tolist() == [2.0] * 3 and len(graph.calls) == 1
+
+
 def test_kernels_that_are_loaded_meanwhile_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter((None, object()))
     monkeypatch.setattr(cpu_graphs, "loaded", lambda: next(found))

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_tensors import quantization as library
+from compressed_tensors.compressors import format as formats
+from compressed_tensors.quantization import quant_scheme as schemes
 from quantized_writers import compressed
 from stored_world import PATH, linear, method_named, named
 
 from jackfield.errors import CheckpointError
 from jackfield.interfaces import OutputShard
-
-library = pytest.importorskip("compressed_tensors.quantization")
-schemes = pytest.importorskip("compressed_tensors.quantization.quant_scheme")
-formats = pytest.importorskip("compressed_tensors.compressors.format")
 
 OUTPUTS, INPUTS = 128, 256
 SHARDS = (OutputShard("o", OUTPUTS),)

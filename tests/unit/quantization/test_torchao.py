@@ -8,7 +8,6 @@ import io
 import pickle
 import zipfile
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,6 @@ def test_zero_points_of_the_first_version_are_whole_numbers() -> None:
         linear(method_named("torchao"), CONFIG, {**found, zero: found[zero] + 0.5}, INPUTS, SHARDS)
 
 
-@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao, which writes these checkpoints")
 def test_what_the_installed_library_writes(tmp_path: Path) -> None:
     torchao_writer.write(tmp_path)
     kinds = [path.stem for path in tmp_path.glob("*.bin")]
