@@ -126,4 +126,4 @@ def test_old_devices_are_rejected_with_the_reason() -> None:
     assert [(r.code, r.fact, r.detail) for r in TritonOps.check(old)] == [
         ("capability", "device.capability", "7.5 is below 8.0")
     ]
-    assert TritonOps.check(new) == ()
+    assert not TritonOps.check(new)

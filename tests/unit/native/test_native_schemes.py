@@ -190,7 +190,7 @@ def test_declarations() -> None:
         assert method.features == {"linear", "embedding", "head", "experts", "batch_invariant"}
         assert method.dtypes == {"float32", "bfloat16"}
         assert method.device_types == {"cpu"}
-        assert list(method.check(QuantizationRequest())) == []
+        assert not method.check(QuantizationRequest())
         (reason,) = method.check(QuantizationRequest(online="fp8"))
         assert (reason.code, reason.detail) == ("online", f"{method.name} does not convert weights to 'fp8'")
     assert NativeDense.kinds == {""}

@@ -268,6 +268,6 @@ def test_the_request_is_checked_before_loading() -> None:
     )
     (reason,) = Gguf.check(QuantizationRequest(kind="gguf", online="fp8"))
     assert (reason.code, reason.detail) == ("online", "gguf does not convert weights to 'fp8'")
-    assert list(Gguf.check(QuantizationRequest(kind="gguf"))) == []
+    assert not Gguf.check(QuantizationRequest(kind="gguf"))
     preference = Gguf.preference(QuantizationRequest(kind="gguf"))
     assert (preference.band, preference.why) == (Band.FALLBACK, "weights are dequantized at load")

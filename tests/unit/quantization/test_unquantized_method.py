@@ -93,7 +93,7 @@ def test_quantized_activations_are_refused() -> None:
 
 
 def test_online_conversion_is_refused() -> None:
-    assert list(Unquantized.check(QuantizationRequest())) == []
+    assert not Unquantized.check(QuantizationRequest())
     (reason,) = Unquantized.check(QuantizationRequest(online="fp8"))
     assert (reason.code, reason.fact, reason.detail) == (
         "online",
