@@ -126,7 +126,8 @@ def _type_of(value: Any) -> tuple[str, bool]:
     if isinstance(value, torch.Tensor):
         return POINTERS[_dtype_name(value)], True
     if hasattr(value, "block_shape"):
-        return f"tensordesc<{POINTERS[_dtype_name(value.base)][1:]}{list(value.block_shape)}>", False
+        layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+        return f"tensordesc<{POINTERS[_dtype_name(value.base)][1:]}{list(value.block_shape)}{layout}>", False
     if isinstance(value, float):
         return "fp32", False
     if value == 1:

@@ -39,11 +39,11 @@ def count_kernel(
 
 @triton.jit(do_not_specialize=["pairs", "blocks"])
 def place_kernel(
-    experts, counts, order, owners, pairs, num_experts, blocks, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+    experts, counts, order, owners, places, pairs, num_experts, blocks, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr, CHUNKS: tl.constexpr, PLACES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Fill the blocks of each expert, pairs in their order; grid: (X + 1, chunks of BLOCK pairs). The last programs
-    mark empty blocks. CHUNKS bounds the chunks; of one, programs count for themselves.
+    mark empty blocks. CHUNKS bounds the chunks; of one, programs count for themselves. PLACES: they are wanted.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -74,7 +74,10 @@ def place_kernel(
     place = first_block * ROWS + tl.sum(tl.where(which == expert, earlier, 0), 0)
     at = chunk * BLOCK + tl.arange(0, BLOCK)
     mine = (tl.load(experts + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
-    tl.store(order + place + tl.cumsum(mine, 0) - 1, at, mask=mine > 0)
+    slot = place + tl.cumsum(mine, 0) - 1
+    tl.store(order + slot, at, mask=mine > 0)
+    if PLACES:
+        tl.store(places + at, slot, mask=mine > 0)
     if (chunk + 1) * BLOCK >= pairs:
         rest = place + tl.sum(mine, 0) + tl.arange(0, ROWS)
         tl.store(order + rest, rest * 0 + pairs, mask=rest < last_block * ROWS)
@@ -263,9 +266,12 @@ def experts_kernel(
 
 @triton.jit
 def sum_kernel(
-    parts, experts, out, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr, PDL: tl.constexpr
+    parts, experts, places, out, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
+    PLACES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add the CHOSEN results of each row; grid: (rows, parts of the width). PARTIAL: those of the expert -1 are not."""
+    """Add the CHOSEN results of each row; grid: (rows, parts of the width). PARTIAL: those of the expert -1 are not.
+    PLACES: results are in their order, and else in that of pairs.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -275,8 +281,11 @@ def sum_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for chosen in tl.static_range(CHOSEN):
         pair = row * CHOSEN + chosen
-        mask = inside
+        mask, there = inside, True
         if PARTIAL:
-            mask = inside & (tl.load(experts + pair) >= 0)
+            there = tl.load(experts + pair) >= 0
+            mask = inside & there
+        if PLACES:
+            pair = tl.load(places + pair, mask=there, other=0).to(tl.int64)
         total += tl.load(parts + pair * width + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * width + column, total.to(out.dtype.element_ty), mask=inside)

@@ -4,7 +4,7 @@ O outputs, I inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from jackfield_moe.triton_few_kernels import few_down_kernel, few_up_kernel
 from jackfield_moe.triton_kernels import count_kernel, experts_kernel, place_kernel, sum_kernel
 from jackfield_moe.triton_plan import FewLaunch, Launch
 from jackfield_triton.launch import launch_options, power_of_two
+from jackfield_triton.rows_product import BLOCK, Grouping, rows_product
 
 SCANS = (256, 1024, 4096)
 """Numbers of pairs that a program looks at together when it sorts them: few, since each is a kernel of its own."""
@@ -30,19 +31,22 @@ NARROW_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Pairs sorted into blocks of one expert each: ``order`` [B, ROWS] and ``owners`` [B], int32."""
+    """Pairs sorted into blocks of one expert each: ``order`` [B, ROWS], ``owners`` [B] and, where they were asked for,
+    ``places`` [P], all int32; places of pairs without an expert are not defined.
+    """
 
     order: torch.Tensor
     owners: torch.Tensor
     pairs: int
+    places: torch.Tensor | None = None
 
 
-def sort_pairs(experts_NS: torch.Tensor, experts: int, rows: int, *, pdl: bool = False) -> Blocks:
+def sort_pairs(experts_NS: torch.Tensor, experts: int, rows: int, *, places: bool = False, pdl: bool = False) -> Blocks:
     """Return blocks of ``rows`` pairs. The number of blocks follows from sizes alone, so that the host need not wait
     and a recorded graph stays right; some are empty.
 
     Args:
-        experts_NS: contiguous; -1 for no expert. experts: X.
+        experts_NS: contiguous; -1 for no expert. experts: X. places: whether to say where pairs are.
     """
     pairs, device = experts_NS.numel(), experts_NS.device
     # Every expert that has pairs adds at most one block that is not full.
@@ -56,9 +60,11 @@ def sort_pairs(experts_NS: torch.Tensor, experts: int, rows: int, *, pdl: bool =
     if chunks > 1:
         counts = torch.empty((chunks, experts), dtype=torch.int32, device=device)
         count_kernel[(chunks,)](flat, counts, pairs, experts, **options)
-    sizes = {"ROWS": rows, "CHUNKS": 1 if chunks == 1 else max(MOST_CHUNKS, power_of_two(chunks))}
-    place_kernel[(experts + 1, chunks)](flat, counts, order, owners, pairs, experts, blocks, **sizes, **options)
-    return Blocks(order, owners, pairs)
+    found = torch.empty(pairs, dtype=torch.int32, device=device) if places else None
+    where = order if found is None else found
+    sizes = {"ROWS": rows, "CHUNKS": 1 if chunks == 1 else max(MOST_CHUNKS, power_of_two(chunks)), "PLACES": places}
+    place_kernel[(experts + 1, chunks)](flat, counts, order, owners, where, pairs, experts, blocks, **sizes, **options)
+    return Blocks(order, owners, pairs, found)
 
 
 def grouped_product(
@@ -159,14 +165,24 @@ def _strides(matrices: ExpertMatrices) -> tuple[int, ...]:
     return matrices.weight.stride(0), matrices.weight.stride(1), *scales, 0 if bias is None else bias.stride(0)
 
 
-def sum_chosen(parts_PE: torch.Tensor, experts_NS: torch.Tensor, *, partial: bool, pdl: bool = False) -> torch.Tensor:
-    """Return [N, E]: the sum over each row's chosen experts, in float32 until it is rounded once."""
+def sum_chosen(
+    parts_PE: torch.Tensor,
+    experts_NS: torch.Tensor,
+    *,
+    places_P: torch.Tensor | None = None,
+    partial: bool,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return [N, E]: the sum over each row's chosen experts, in float32 until it is rounded once. ``parts`` are in the
+    order of pairs, or where ``places`` say.
+    """
     rows, chosen = experts_NS.shape
     out = parts_PE.new_empty((rows, parts_PE.shape[1]))
     block = min(SUM_BLOCK, power_of_two(out.shape[1]))
     grid = (rows, -(-out.shape[1] // block))
-    sizes = {"CHOSEN": chosen, "BLOCK": block, "PARTIAL": partial}
-    sum_kernel[grid](parts_PE, experts_NS, out, out.shape[1], **sizes, num_warps=4, **launch_options(pdl))
+    sizes = {"CHOSEN": chosen, "BLOCK": block, "PARTIAL": partial, "PLACES": places_P is not None}
+    where = experts_NS if places_P is None else places_P
+    sum_kernel[grid](parts_PE, experts_NS, where, out, out.shape[1], **sizes, num_warps=4, **launch_options(pdl))
     return out
 
 
@@ -208,6 +224,34 @@ def run_experts(
     out_PE = torch.empty((pairs, down.weight.shape[1]), dtype=dtype, device=device)
     grouped_product(rows, down, blocks, out_PE, launches[1], chosen=1, factors_P=weights_NS.reshape(-1), pdl=pdl)
     return sum_chosen(out_PE, experts_NS, partial="partial" in request.needs, pdl=pdl)
+
+
+def many_experts(
+    request: ExpertsRequest,
+    cores: int,
+    x_NE: torch.Tensor,
+    up: ExpertMatrices,
+    down: ExpertMatrices,
+    weights_NS: torch.Tensor,
+    experts_NS: torch.Tensor,
+    activation: str,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return [N, E] like :func:`run_experts`, for many rows of dense matrices that are gated, without biases. Between
+    the two products rows stay in the order of blocks. ``cores``: multiprocessors.
+    """
+    experts_NS = experts_NS.contiguous()
+    blocks = sort_pairs(experts_NS, len(up.weight), BLOCK, places=True, pdl=pdl)
+    grouping = Grouping(blocks.order.view(-1, BLOCK), blocks.owners, blocks.pairs, experts_NS.shape[1])
+    rows = len(blocks.order)
+    inner = x_NE.new_empty((rows, up.weight.shape[1] // 2))
+    rows_product(x_NE, up.weight, inner, cores, grouping=grouping, activation=activation, pdl=pdl)
+    out = x_NE.new_empty((rows, down.weight.shape[1]))
+    factors_P = weights_NS.reshape(-1)
+    rows_product(inner, down.weight, out, cores, grouping=replace(grouping, chosen=0), factors_P=factors_P, pdl=pdl)
+    partial = "partial" in request.needs
+    return sum_chosen(out, experts_NS, places_P=blocks.places, partial=partial, pdl=pdl)
 
 
 def few_experts(

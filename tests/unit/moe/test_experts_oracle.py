@@ -12,6 +12,7 @@ from jackfield.interfaces import DeviceFacts, MoEConfig, Reason
 from jackfield.interfaces.moe import ExpertsRequest, experts_request
 from jackfield.oracle import Decision, decide
 from jackfield.registry import Registry
+from jackfield_moe.gluon_experts import GluonExperts
 from jackfield_moe.torch_experts import TorchExperts
 from jackfield_moe.torch_grouped import TorchGrouped
 from jackfield_moe.triton_experts import TritonExperts
@@ -107,6 +108,7 @@ TABLE: list[Row] = [
 NOBODY: list[tuple[str, str, dict[str, Any], str]] = [
     # device, layout, block, the reason that all of them have
     ("cuda9.0", "dense", {"activation": "swiglu_oai", "gated": False}, "swiglu_oai multiplies two projections"),
+    ("cpu", "dense", {"activation": "situ", "gated": False}, "situ multiplies two projections"),
     ("cuda9.0", "int4", {"hidden_size": 2047}, "2047 is no multiple of 2, in which int4 packs numbers"),
     ("cpu", "mxfp4", {"intermediate_size": 2880, "ranks": 8}, "360 is no multiple of 32, in which mxfp4 packs numbers"),
     ("cuda9.0", "gguf", {}, "none serves 'gguf'"),
@@ -170,3 +172,17 @@ def test_without_triton() -> None:
 def test_reasons_are_data() -> None:
     (reason,) = TorchGrouped.check(ask("cuda8.0", "bfloat16", "dense", {}))
     assert reason == Reason("capability", "device.capability", "8.0 is below 9.0")
+
+
+def test_gluon_is_chosen_where_it_is_named_and_fits() -> None:
+    registry, request = Registry(), ask("cuda9.0", "bfloat16", "dense", {})
+    for plugin in (TorchExperts, TritonExperts, GluonExperts):
+        registry.register(type(plugin.__name__, (plugin,), {"requires": ()}))
+    decision = decide(registry, "moe_experts", request, ResolvedSelection(), field="moe")
+    assert decision.name == "triton"
+    (verdict,) = (verdict for verdict in decision.verdicts if verdict.name == "gluon")
+    assert [reason.code for reason in verdict.reasons] == ["opt_in"]
+    named = ResolvedSelection(force="gluon", force_from="force")
+    assert decide(registry, "moe_experts", request, named, field="moe").name == "gluon"
+    with pytest.raises(NoCandidateError, match=r"8\.9 is not 9\.0"):
+        decide(registry, "moe_experts", ask("cuda8.9", "bfloat16", "dense", {}), named, field="moe")
