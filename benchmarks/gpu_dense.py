@@ -5,6 +5,8 @@ rows, then a table. With ``--fp8`` weights are 8-bit floats, and torch's product
 recorded into a graph that goes through copies of the weight which together exceed the second-level cache; times are
 medians of replays, launches of a graph's nodes included. Bytes are those of the weight.
 
+``--chains``: what surrounds wide weights instead, unfolded and folded (see ``dense_chains``).
+
 Legend: T rows of activations, I inputs, O outputs.
 """
 
@@ -82,6 +84,9 @@ MATRIX = [
     (SkinnyShape(32, 256, 0, 4, 4, True), 2),
     (SkinnyShape(16, 512, 0, 4, 3, True), 2),
     (SkinnyShape(16, 256, 0, 2, 4, True), 4),
+    (SkinnyShape(32, 256, 0, 4, 4, True, slices=4), 2),
+    (SkinnyShape(16, 512, 0, 8, 1, True, slices=8, registers=128), 2),
+    (SkinnyShape(32, 512, 0, 8, 1, True, slices=8, registers=128), 2),
 ]
 """Launches to try, each with the programs wanted on a multiprocessor."""
 
@@ -112,14 +117,7 @@ class Case:
 
     def seconds(self, work: Callable[[int], Any]) -> float:
         """Return median seconds of ``work`` on one copy."""
-        work(0)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for copy in range(len(self.weights)):
-                work(copy)
-        graph.replay()
-        return replayed(graph) / len(self.weights)
+        return seconds_of(work, len(self.weights))
 
     def torch_seconds(self) -> float:
         """Return seconds of torch's product."""
@@ -160,6 +158,18 @@ def scaled(x_TI: torch.Tensor, weight_OI: torch.Tensor, scale_O: torch.Tensor) -
 def sums(rows: int, shape: SkinnyShape) -> int:
     """Return the sums that a thread holds in registers without matrix units, else 0."""
     return 0 if shape.matrix else shape.block_o * shape.block_i * padded_rows(rows, shape) // (32 * shape.warps)
+
+
+def seconds_of(work: Callable[[int], Any], copies: int) -> float:
+    """Return median seconds of ``work`` on one of the copies, recorded for all of them."""
+    work(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for copy in range(copies):
+            work(copy)
+    graph.replay()
+    return replayed(graph) / copies
 
 
 def replayed(graph: torch.cuda.CUDAGraph) -> float:
@@ -215,7 +225,7 @@ def compile_all(only: str, counts: list[int], *, fp8: bool) -> int:
 
 def short(shape: SkinnyShape) -> str:
     """Return a launch in one word."""
-    kind = "matrix" if shape.matrix else "plain"
+    kind = ("sliced" if shape.slices > 1 else "matrix") if shape.matrix else "plain"
     return f"{kind}-{shape.block_o}x{shape.block_i}-s{shape.splits}-w{shape.warps}-p{shape.stages}"
 
 
@@ -250,14 +260,27 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("  ".join(map(str.ljust, line, widths)) for line in lines)
 
 
+def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="only matrices (or chains) whose name contains this text")
+    parser.add_argument("--rows", type=int, nargs="+", help="default: 1 2 4 8 16, of chains 2 4 5 8")
+    parser.add_argument("--fp8", action="store_true", help="weights of 8-bit floats")
+    parser.add_argument("--chains", action="store_true", help="norm, wide product, activation, product")
+    arguments = parser.parse_args(given)
+    arguments.rows = arguments.rows or ([2, 4, 5, 8] if arguments.chains else [1, 2, 4, 8, 16])
+    return arguments
+
+
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="only matrices whose name contains this text")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--fp8", action="store_true", help="weights of 8-bit floats")
-    arguments = parser.parse_args()
+    arguments = arguments_of()
     torch.manual_seed(0)
+    if arguments.chains:
+        import dense_chains
+
+        dense_chains.run(arguments.only, arguments.rows, arguments.fp8, seconds_of, short)
+        return
     start = time.monotonic()
     launches = compile_all(arguments.only, arguments.rows, fp8=arguments.fp8)
     head = {"device": torch.cuda.get_device_name(DEVICE), "torch": torch.__version__, "launches": launches}

@@ -13,13 +13,16 @@ from recording import record
 from jackfield.interfaces import LayerInfo, OutputShard, Parallel, PendingNorm
 from jackfield.layers.functional import settled, silu_and_mul
 from jackfield_platforms.cuda_device import CudaGraphs
+from jackfield_quantization.fp8_scheme import Fp8Scheme
 from jackfield_quantization.triton_dense_launch import skinny_product
-from jackfield_quantization.triton_dense_plan import SkinnyShape, skinny_shape
+from jackfield_quantization.triton_dense_plan import AROUND, BEHIND, SkinnyShape, skinny_shape
 from jackfield_quantization.triton_dense_scheme import SkinnyScheme
 
 pytestmark = pytest.mark.gpu
 
 SIZES = [(6144, 4096), (4096, 12288), (4096, 1024), (1024, 2048), (1000, 2064)]
+WIDE = [(960, 576), (3072, 576), (6144, 1024), (4096, 2048), (1024, 560)]
+"""Further ones of more outputs than inputs."""
 
 
 class Layer:
@@ -41,6 +44,22 @@ class Layer:
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the scheme's product."""
         return self.scheme.apply(self, x, bias, out)
+
+
+class Narrow:
+    """The same, converted to 8-bit floats."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        self.info = LayerInfo("o", inputs, (OutputShard("", outputs),), Parallel.REPLICATED, dtype="bfloat16")
+        self.parameters = {"weight": draw(outputs, inputs, dtype=torch.bfloat16, device="cuda", seed=2) / 8}
+        self.scheme = Fp8Scheme()
+        self.scheme.finalize(self)
+
+    def get_parameter(self, target: str) -> torch.Tensor:
+        return self.parameters[target]
+
+    def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self.parameters = dict(parameters)
 
 
 def cores() -> int:
@@ -68,6 +87,7 @@ def test_against_float64(outputs: int, inputs: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("splits", [1, 3, 16])
 def test_odd_sizes(outputs: int, inputs: int, splits: int) -> None:
     shapes = [SkinnyShape(o, i, splits, 4, s, False) for o, i, s in ((4, 128, 1), (16, 512, 3))]
+    shapes.append(SkinnyShape(32, 256, splits, 4, 3, True, slices=4))
     shapes += [SkinnyShape(o, i, splits, 4, s, True) for o, i, s in ((16, 64, 1), (64, 128, 4))]
     weight = draw(outputs, inputs, dtype=torch.bfloat16, device="cuda")
     counters = torch.zeros(outputs, dtype=torch.int32, device="cuda")
@@ -107,7 +127,7 @@ def test_splits_that_arrive_in_any_order_add_up_to_the_same() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), [*SIZES, (24576, 4096), (1536, 576)])
+@pytest.mark.parametrize(("outputs", "inputs"), [*SIZES, *WIDE, (24576, 4096)])
 def test_norms_and_gates_that_are_folded(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     layer, factor = Layer(outputs, inputs, dtype), 1 + draw(inputs, dtype=dtype, device="cuda", seed=4) / 4
     seen = set()
@@ -129,5 +149,43 @@ def test_norms_and_gates_that_are_folded(outputs: int, inputs: int, dtype: torch
             if isinstance(given, PendingNorm):
                 assert given.total is not None and torch.equal(given.total, x + other)
                 assert relative_error(layer.scheme.apply_folded(layer, given, None), product) < BOUNDS[dtype]
+        if outputs > inputs and rows <= 8:
+            assert ops == AROUND, rows
         seen |= ops
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 1024), (960, 576), (4096, 2048), (1024, 2048)])
+def test_norms_and_gates_that_are_folded_around_8_bit_weights(outputs: int, inputs: int) -> None:
+    layer = Narrow(outputs, inputs)
+    weight = layer.scheme.dequantize_as(layer, torch.float64)
+    factor = 1 + draw(inputs, dtype=torch.bfloat16, device="cuda", seed=4) / 4
+    for rows in range(1, 9):
+        ops = layer.scheme.folded_ops(layer.info, rows)
+        assert layer.scheme.activation_spec(layer.info, rows) is None
+        assert ops >= BEHIND and (ops == AROUND or outputs <= inputs), rows
+        x, other = (draw(rows, inputs, dtype=torch.bfloat16, device="cuda", seed=rows + n) / 16 for n in (0, 40))
+        given = PendingNorm(x, other, torch.full_like(x, torch.nan), factor / 16, 1e-6) if ops == AROUND else x
+        product = settled(given).double() @ weight.t()
+        found = layer.scheme.apply_folded(layer, given, None, "silu_and_mul")
+        assert relative_error(found, silu_and_mul(product)) < 2 * BOUNDS[torch.bfloat16], rows
+        if isinstance(given, PendingNorm):
+            assert given.total is not None and torch.equal(given.total, x + other)
+            assert relative_error(layer.scheme.apply_folded(layer, given, None), product) < 2 * BOUNDS[torch.bfloat16]
+    assert layer.scheme.folded_ops(layer.info, 9) == frozenset()
+    assert layer.scheme.activation_spec(layer.info, 9) is not None
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 1024), (960, 576), (6144, 4096)])
+def test_a_recorded_folded_product_gives_the_same_on_every_replay(outputs: int, inputs: int, rows: int) -> None:
+    layer, graphs = Layer(outputs, inputs), CudaGraphs()
+    x, other = (draw(rows, inputs, dtype=torch.bfloat16, device="cuda", seed=n) for n in (1, 5))
+    given = PendingNorm(x, other, torch.empty_like(x), x[0].clone(), 1e-6)
+    wanted = layer.scheme.apply_folded(layer, given, None, "silu_and_mul")
+    found: list[torch.Tensor] = []
+    graph = record(graphs, lambda: found.append(layer.scheme.apply_folded(layer, given, None, "silu_and_mul")))
+    for _ in range(50):
+        found[0].fill_(torch.nan)
+        graphs.replay(graph)
+        assert torch.equal(found[0], wanted)

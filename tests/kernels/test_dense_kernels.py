@@ -25,6 +25,8 @@ from jackfield_quantization.triton_dense_scheme import SkinnyScheme
 
 PLAIN = SkinnyShape(4, 32, 1, 4, 1, matrix=False)
 MATRIX = SkinnyShape(16, 32, 1, 4, 1, matrix=True)
+SLICED = SkinnyShape(16, 64, 1, 4, 1, matrix=True, slices=4, registers=128)
+AROUND = {"rms_norm", "fused_add_rms_norm", *GATES}
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have on capability 9.0."""
 MODELS = [
@@ -36,6 +38,9 @@ MODELS = [
     (1024, 2048),
     (6144, 1024),
     (1024, 3072),
+    (4096, 2048),
+    (960, 576),
+    (3072, 576),
 ]
 
 
@@ -61,7 +66,7 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
-    for shape in (PLAIN, MATRIX) if rows <= 4 else (MATRIX,):
+    for shape in (PLAIN, MATRIX, SLICED) if rows <= 4 else (MATRIX, SLICED):
         for splits in (1, 3):
             found, wanted = product(rows, 24, 160, replace(shape, splits=splits), dtype, bias=False)
             assert relative_error(found, wanted) < BOUNDS[dtype]
@@ -69,13 +74,13 @@ def test_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 7])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (17, 100), (33, 129), (15, 31), (40, 224)])
-@pytest.mark.parametrize("shape", [PLAIN, MATRIX], ids=["plain", "matrix"])
+@pytest.mark.parametrize("shape", [PLAIN, MATRIX, SLICED], ids=["plain", "matrix", "sliced"])
 def test_odd_sizes_bias_and_empty_splits(shape: SkinnyShape, outputs: int, inputs: int, splits: int) -> None:
     found, wanted = product(3, outputs, inputs, replace(shape, splits=splits), torch.float32, bias=True)
     assert relative_error(found, wanted) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize("shape", [PLAIN, MATRIX], ids=["plain", "matrix"])
+@pytest.mark.parametrize("shape", [PLAIN, MATRIX, SLICED], ids=["plain", "matrix", "sliced"])
 def test_strided_rows_and_nothing_written_beside_them(shape: SkinnyShape) -> None:
     wide, weight, base = draw(3, 100, dtype=torch.float32), draw(10, 200, dtype=torch.float32), torch.zeros(4, 30)
     x, part = wide[:, 7:71], weight[:, 5:69]
@@ -100,7 +105,8 @@ def pending(rows: int, inputs: int, dtype: torch.dtype, residual: bool) -> Pendi
     if not residual:
         return PendingNorm(x, None, None, factor, EPS)
     other = draw(rows, inputs, dtype=dtype, seed=5)
-    return PendingNorm(x, other, torch.full_like(x, torch.nan), factor, EPS)
+    # Beside the rows to write are some to leave alone.
+    return PendingNorm(x, other, x.new_full((rows + 8, inputs), torch.nan)[:rows], factor, EPS)
 
 
 def normed(given: PendingNorm) -> torch.Tensor:
@@ -112,7 +118,11 @@ def normed(given: PendingNorm) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "added"])
-@pytest.mark.parametrize(("rows", "shape"), [(1, PLAIN), (1, MATRIX), (5, MATRIX), (16, MATRIX)], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [(1, PLAIN), (1, MATRIX), (5, MATRIX), (16, MATRIX), *((rows, SLICED) for rows in range(1, 10))],
+    ids=str,
+)
 def test_a_norm_before_the_product(rows: int, shape: SkinnyShape, residual: bool, dtype: torch.dtype) -> None:
     for outputs, inputs in ((24, 160), (33, 129)):
         given = pending(rows, inputs, dtype, residual)
@@ -123,11 +133,25 @@ def test_a_norm_before_the_product(rows: int, shape: SkinnyShape, residual: bool
         assert relative_error(out, wanted) < BOUNDS[dtype]
         if given.residual is not None and given.total is not None:
             assert torch.equal(given.total, given.x + given.residual)
+            assert given.total._base is not None and given.total._base[rows:].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [MATRIX, SLICED], ids=["matrix", "sliced"])
+def test_weighted_rows_may_leave_the_range_of_float16_before_they_are_normal(shape: SkinnyShape) -> None:
+    dtype = torch.float16
+    x, factor = draw(3, 160, dtype=torch.float32, seed=1) * 8000, draw(160, dtype=torch.float32, seed=4) * 10
+    assert float((x * factor).abs().max()) > 2 * torch.finfo(dtype).max
+    small = torch.tensor([[1.0], [1e-3], [1e-6]])
+    given = PendingNorm((x * small).to(dtype), None, None, factor.to(dtype), EPS)
+    weight, out = draw(24, 160, dtype=dtype, seed=2) / 16, torch.full((3, 24), torch.nan, dtype=dtype)
+    skinny_product(given, weight, None, out, shape, torch.zeros(9, dtype=torch.int32))
+    for found, wanted in zip(out, normed(given) @ weight.double().t(), strict=True):
+        assert relative_error(found, wanted) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("rows", "shape"), [(1, PLAIN), (4, PLAIN), (7, MATRIX)], ids=str)
+@pytest.mark.parametrize(("rows", "shape"), [(1, PLAIN), (4, PLAIN), (7, MATRIX), (2, SLICED), (8, SLICED)], ids=str)
 def test_a_gate_after_the_product(rows: int, shape: SkinnyShape, splits: int, kind: str) -> None:
     for half, inputs in ((12, 160), (33, 129), (1, 64)):
         x, weight = draw(rows, inputs, dtype=torch.float32), draw(2 * half, inputs, dtype=torch.float32, seed=2) / 8
@@ -139,19 +163,19 @@ def test_a_gate_after_the_product(rows: int, shape: SkinnyShape, splits: int, ki
         assert not counters.any()
 
 
-def test_a_norm_and_a_gate_around_a_product_of_scaled_weights() -> None:
-    given, scale = pending(1, 96, torch.float32, residual=True), draw(20, dtype=torch.float32, seed=6).abs()
-    weight, out = draw(20, 96, dtype=torch.float32, seed=2) / 8, torch.full((1, 10), torch.nan)
+@pytest.mark.parametrize(("rows", "shape"), [(1, PLAIN), (2, SLICED), (8, SLICED), (9, MATRIX)], ids=str)
+def test_a_norm_and_a_gate_around_a_product_of_scaled_weights(rows: int, shape: SkinnyShape) -> None:
+    given, scale = pending(rows, 96, torch.float32, residual=True), draw(20, dtype=torch.float32, seed=6).abs()
+    weight, out = draw(20, 96, dtype=torch.float32, seed=2) / 8, torch.full((rows, 10), torch.nan)
     counters = torch.zeros(9, dtype=torch.int32)
-    skinny_product(given, weight, None, out, PLAIN, counters, scale_O=scale, gate="silu")
+    skinny_product(given, weight, None, out, shape, counters, scale_O=scale, gate="silu")
     wanted = silu_and_mul(normed(given) @ (weight * scale[:, None]).double().t())
     assert relative_error(out, wanted) < BOUNDS[torch.float32]
 
 
 def test_what_can_be_folded() -> None:
-    norms = {"rms_norm", "fused_add_rms_norm"}
     assert foldable_ops(1, None) == foldable_ops(1, replace(PLAIN, block_o=1)) == frozenset()
-    assert foldable_ops(1, PLAIN) == foldable_ops(16, MATRIX) == norms | set(GATES)
+    assert foldable_ops(1, PLAIN) == foldable_ops(16, MATRIX) == foldable_ops(2, SLICED) == AROUND
     assert foldable_ops(2, PLAIN) == foldable_ops(1, replace(PLAIN, splits=2)) == set(GATES)
 
 
@@ -167,6 +191,15 @@ class Layer:
 
     def replace_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
         raise NotImplementedError
+
+
+class WideLayer(Layer):
+    """The same with more outputs than inputs."""
+
+    info = LayerInfo(
+        "up", 512, (OutputShard("gate", 264), OutputShard("up", 264)), Parallel.REPLICATED, dtype="float16"
+    )
+    weight = draw(528, 512, dtype=torch.float16, seed=2) / 8
 
 
 class OnFewCores(SkinnyScheme):
@@ -212,6 +245,20 @@ def test_the_scheme_folds_what_it_says(rows: int) -> None:
         assert relative_error(scheme.apply_folded(layer, given, None), wanted) < BOUNDS[torch.float16]
 
 
+@pytest.mark.parametrize("rows", [2, 5, 8, 9])
+def test_up_to_eight_rows_are_folded_around_a_wide_weight(rows: int) -> None:
+    layer, scheme = WideLayer(), OnFewCores()
+    scheme.finalize(layer)
+    assert scheme.folded_ops(layer.info, rows) == (AROUND if rows <= 8 else frozenset())
+    for given in (pending(rows, 512, torch.float16, residual=r) for r in (True, False)) if rows <= 8 else ():
+        wanted = normed(given) @ layer.weight.double().t()
+        assert relative_error(scheme.apply_folded(layer, given, None), wanted) < BOUNDS[torch.float16]
+        found = scheme.apply_folded(layer, given, None, "silu_and_mul")
+        assert relative_error(found, silu_and_mul(wanted)) < BOUNDS[torch.float16]
+        if given.residual is not None and given.total is not None:
+            assert torch.equal(given.total, given.x + given.residual)
+
+
 @pytest.mark.parametrize(
     "x",
     [
@@ -230,7 +277,7 @@ def test_the_scheme_leaves_the_rest_to_torch(x: torch.Tensor) -> None:
 
 def test_padded_rows() -> None:
     assert [padded_rows(rows, PLAIN) for rows in (1, 2, 3, 4)] == [1, 2, 4, 4]
-    assert [padded_rows(rows, MATRIX) for rows in (1, 16)] == [16, 16]
+    assert [padded_rows(rows, MATRIX) for rows in (1, 8, 9, 16)] == [8, 8, 16, 16]
 
 
 @pytest.mark.parametrize(
@@ -314,10 +361,13 @@ def main() -> None:
         for fold, pdl in ((False, True), (True, True), (False, False)):
             if pdl or sizes[0] in (1, 16):
                 launch(shape, sizes, fold, pdl, narrow=False)
-    found = {narrow_shape(outputs, inputs, 132): (1, outputs, inputs) for outputs, inputs in MODELS}
+    found = {
+        narrow_shape(rows, outputs, inputs, 132): (rows, outputs, inputs)
+        for rows, (outputs, inputs) in itertools.product((1, 4, 8), MODELS)
+    }
     for narrow, sizes in found.items():
-        assert narrow is not None
-        launch(narrow, sizes, True, True, narrow=True)
+        if narrow is not None:
+            launch(narrow, sizes, True, True, narrow=True)
     sys.stdout.writelines(json.dumps(row) + "\n" for row in compiler.rows)
 
 

@@ -1,7 +1,8 @@
 """A dense weight that becomes float8_e4m3fn with a float32 scale for each output.
 
-One row of activations is multiplied as it is (the weight is expanded in registers); more are quantized row by row
-first, so that matrix units take 8-bit floats on both sides. Legend: T rows of activations, I inputs, O outputs.
+Few rows of activations are multiplied as they are (the weight is expanded in registers): one, and up to ``NARROW_ROWS``
+where the weight is short. More are quantized row by row first, so that matrix units take 8-bit floats on both sides.
+Legend: T rows of activations, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import torch.nn.functional as F
 
 from jackfield.interfaces import ActivationSpec, LayerInfo, ParameterHolder, PendingNorm, QuantizedActivation
 from jackfield.layers.functional import quantize_rows
-from jackfield_quantization.triton_dense_plan import GATES, NOTHING, counters_for, foldable_ops, narrow_shape
+from jackfield_quantization.triton_dense_plan import (
+    GATES,
+    NOTHING,
+    SkinnyShape,
+    counters_for,
+    foldable_ops,
+    narrow_shape,
+)
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 from jackfield_triton.launch import pdl_of
 
@@ -29,16 +37,19 @@ class Fp8Scheme(DenseScheme):
 
     def activation_spec(self, info: LayerInfo, rows: int) -> ActivationSpec | None:
         """Return what quantized input the layer takes: none where activations are multiplied as they are."""
-        # One row is multiplied as it is: it is read no faster when it is narrow.
-        if self._counters is None or rows <= 1 or info.dtype == "float32":
+        # One row is always multiplied as it is: it is read no faster when it is narrow.
+        if self._counters is None or rows <= 1 or info.dtype == "float32" or self._shape_of(info, rows) is not None:
             return None
         return ActivationSpec("float8_e4m3fn", "token")
 
     def folded_ops(self, info: LayerInfo, rows: int) -> frozenset[str]:
-        """See LinearScheme: those of one row."""
-        if rows != 1 or self._counters is None or info.dtype == "float32":
+        """See LinearScheme: those of rows that are multiplied as they are."""
+        if self._counters is None or info.dtype == "float32":
             return NOTHING
-        return foldable_ops(1, narrow_shape(sum(info.local_output_sizes), info.local_input_size, self._cores))
+        return foldable_ops(rows, self._shape_of(info, rows))
+
+    def _shape_of(self, info: LayerInfo, rows: int) -> SkinnyShape | None:
+        return narrow_shape(rows, sum(info.local_output_sizes), info.local_input_size, self._cores)
 
     def finalize(self, layer: ParameterHolder) -> None:
         """Convert the weight."""
@@ -68,10 +79,9 @@ class Fp8Scheme(DenseScheme):
             return _stored(self._both(layer, x_TI, bias_O), out_TO)
         if self._counters is None or x_TI.dtype == torch.float32:
             return _stored(F.linear(x_TI, self.dequantize_as(layer, x_TI.dtype), bias_O), out_TO)
-        if len(x_TI) == 1:
-            found = self._one_row(layer, x_TI, bias_O, out_TO)
-            if found is not None:
-                return found
+        found = self._as_they_are(layer, x_TI, bias_O, out_TO)
+        if found is not None:
+            return found
         from jackfield_quantization.fp8_kernels import quantize_tokens
 
         return _stored(self._both(layer, quantize_tokens(x_TI), bias_O, x_TI.dtype), out_TO)
@@ -80,7 +90,7 @@ class Fp8Scheme(DenseScheme):
         self, layer: ParameterHolder, x_TI: torch.Tensor | PendingNorm, bias_O: torch.Tensor | None, gate: str = ""
     ) -> torch.Tensor:
         """See LinearScheme."""
-        found = self._one_row(layer, x_TI, bias_O, None, GATES[gate] if gate else "")
+        found = self._as_they_are(layer, x_TI, bias_O, None, GATES[gate] if gate else "")
         assert found is not None, "asked for what folded_ops names"
         return found
 
@@ -93,7 +103,7 @@ class Fp8Scheme(DenseScheme):
         wide = layer.get_parameter(WEIGHT).float() * layer.get_parameter(SCALE).unsqueeze(-1)
         return wide.to(dtype)
 
-    def _one_row(
+    def _as_they_are(
         self,
         layer: ParameterHolder,
         given: torch.Tensor | PendingNorm,
@@ -101,11 +111,11 @@ class Fp8Scheme(DenseScheme):
         out_TO: torch.Tensor | None,
         gate: str = "",
     ) -> torch.Tensor | None:
-        """Return the product of one row, or None where there is no launch for it."""
+        """Return the product of rows that are not quantized, or None where there is no launch for it."""
         weight_OI = layer.get_parameter(WEIGHT)
         outputs, inputs = weight_OI.shape
-        shape = narrow_shape(outputs, inputs, self._cores)
         x_TI = given.x if isinstance(given, PendingNorm) else given
+        shape = narrow_shape(len(x_TI), outputs, inputs, self._cores)
         if shape is None or self._counters is None or x_TI.stride(-1) != 1:
             return None
         from jackfield_quantization.triton_dense_launch import skinny_product

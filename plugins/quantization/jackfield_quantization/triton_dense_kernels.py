@@ -10,7 +10,7 @@ What comes before and after a product can be folded into it, each of which is a 
 
 - NORM: the root-mean-square norm of the activations. Its factor is one number for each row, so that the product is
   formed of rows that are only weighted, and their squares are summed on the way. With ADDED the rows are those of
-  ``x`` and ``residual`` together, and the first program leaves their sum in ``total``.
+  ``x`` and ``residual`` together, and the first program leaves their sum in ``kept``.
 - GATE: the activation of the first half of the outputs, times the second half. A program then holds as many rows of
   one half as of the other, in turns.
 """
@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 
 from jackfield_triton.activation import activated
+
+SHRUNK = tl.constexpr(64.0)
+"""Rows that are weighted but not yet normal may leave float16's range, so matrix units get them smaller by this."""
 
 
 @triton.jit
@@ -42,22 +45,25 @@ def _activation(x, column, inputs, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _weighted(
-    values, squares, residual, factor, total, place, column, mask, first, NORM: tl.constexpr, ADDED: tl.constexpr,
-):  # fmt: skip
-    """Return (rows times the weight of their norm, their squares added to ``squares``) in float32. ``place`` are the
-    offsets of ``values``, ``column`` those of the weight. The ``first`` program stores what ADDED makes.
-    """
+def _factors(factor, column, inputs, NORM: tl.constexpr):
+    """Return the weight of the norm at some columns; nothing of use without NORM."""
     if NORM:
-        if ADDED:
-            values += tl.load(residual + place, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-            # As a kernel of its own would leave it.
-            rounded = values.to(total.dtype.element_ty)
-            tl.store(total + place, rounded, mask=mask & first)
-            values = rounded.to(tl.float32)
-        squares += values * values
-        values *= tl.load(factor + column, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    return values, squares
+        return tl.load(factor + column, mask=column < inputs, other=0.0, eviction_policy="evict_last")
+    else:
+        return column
+
+
+@triton.jit
+def _weighted(values, other, factors, squares, kept, place, mask, first, ADDED: tl.constexpr):
+    """Return (``values``, with ADDED plus ``other``, times ``factors``; ``squares`` plus those of what was weighted),
+    all in float32. The ``first`` program stores what ADDED makes at ``place``.
+    """
+    if ADDED:
+        # As a kernel of its own would leave it.
+        rounded = (values + other).to(kept.dtype.element_ty)
+        tl.store(kept + place, rounded, mask=mask & first)
+        values = rounded.to(tl.float32)
+    return values * factors, squares + values * values
 
 
 @triton.jit
@@ -70,9 +76,12 @@ def _added(
     """
     weight = weight.to(tl.float32)
     values = _activation(x, column, inputs, EVEN)
-    values, squares = _weighted(
-        values, squares, residual, factor, kept, column, column, column < inputs, first, NORM, ADDED
-    )  # fmt: skip
+    if NORM:
+        other = values
+        if ADDED:
+            other = _activation(residual, column, inputs, EVEN)
+        factors = _activation(factor, column, inputs, EVEN)
+        values, squares = _weighted(values, other, factors, squares, kept, column, column < inputs, first, ADDED)
     sum_0 += weight * values
     if ROWS > 1:
         sum_1 += weight * _activation(x + tl.minimum(1, last) * x_row, column, inputs, EVEN)
@@ -141,23 +150,37 @@ def _multiplied(
 
 
 @triton.jit
+def _places(column, rows, inputs, x_row, ROWS: tl.constexpr):
+    """Return (offsets, which of them are there) [..., BLOCK_I, ROWS] of activations; ``column`` [..., BLOCK_I, 1]."""
+    which = tl.arange(0, ROWS)[None, :]
+    return which * x_row + column, (column < inputs) & (which < rows)
+
+
+@triton.jit
+def _activations(x, residual, column, rows, inputs, x_row, ROWS: tl.constexpr, ADDED: tl.constexpr):
+    """Return (activations of a tile, those of ``residual``, or the former again without ADDED)."""
+    place, mask = _places(column, rows, inputs, x_row, ROWS)
+    values = tl.load(x + place, mask=mask, other=0.0, eviction_policy="evict_last")
+    if ADDED:
+        return values, tl.load(residual + place, mask=mask, other=0.0, eviction_policy="evict_last")
+    else:
+        return values, values
+
+
+@triton.jit
 def _dotted(
-    total, squares, x, residual, factor, kept, weight, column, rows, inputs, x_row, first, ROWS: tl.constexpr,
+    total, squares, values, other, factors, kept, weight, column, rows, inputs, x_row, first, ROWS: tl.constexpr,
     NORM: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return ``total`` with one tile of ``weight`` times all rows added, and the sums of squares [ROWS];
-    ``column`` [BLOCK_I].
+    """Return ``total`` with one tile of ``weight`` times its activations added, and ``squares`` with theirs at each
+    place; with NORM the former are smaller by SHRUNK.
     """
-    which = tl.arange(0, ROWS)[None, :]
-    mask = (column < inputs)[:, None] & (which < rows)
-    place = which * x_row + column[:, None]
-    values = tl.load(x + place, mask=mask, other=0.0, eviction_policy="evict_last")
     if NORM:
-        none = tl.zeros(values.shape, tl.float32)
-        wide, square = _weighted(
-            values.to(tl.float32), none, residual, factor, kept, place, column[:, None], mask, first, NORM, ADDED
+        place, mask = _places(column, rows, inputs, x_row, ROWS)
+        small = factors.to(tl.float32) * (1 / SHRUNK)
+        wide, squares = _weighted(
+            values.to(tl.float32), other.to(tl.float32), small, squares, kept, place, mask, first, ADDED
         )  # fmt: skip
-        squares += tl.sum(square, 0)
         values = wide.to(values.dtype)
     return tl.dot(weight.to(values.dtype), values, total, input_precision="ieee"), squares
 
@@ -165,37 +188,59 @@ def _dotted(
 @triton.jit
 def _on_matrix_units(
     x, residual, factor, kept, weight_rows, begin, end, rows, inputs, x_row, eps, first, ROWS: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
-    ADDED: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, SLICES: tl.constexpr,
+    NORM: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Return [BLOCK_O, ROWS]. The weight is the left operand, because the left one may be tall."""
-    inside = tl.arange(0, BLOCK_I)
+    """Return [BLOCK_O, ROWS]. The weight is the left operand, because the left one may be tall. With SLICES a tile is
+    as many products side by side, each of its part of BLOCK_I, which are added up at the end: every warp then has a
+    part of the weight for itself, and few products follow one another.
+    """
+    if SLICES > 1:
+        PART: tl.constexpr = BLOCK_I // SLICES
+        inside = tl.arange(0, SLICES)[:, None] * PART + tl.arange(0, PART)[None, :]
+        across, along = inside[:, None, :], inside[:, :, None]
+        weight_rows = weight_rows[None, :, :]
+        total = tl.zeros((SLICES, BLOCK_O, ROWS), tl.float32)
+        squares = tl.zeros((SLICES, PART, ROWS), tl.float32)
+    else:
+        inside = tl.arange(0, BLOCK_I)
+        across, along = inside[None, :], inside[:, None]
+        total = tl.zeros((BLOCK_O, ROWS), tl.float32)
+        squares = tl.zeros((BLOCK_I, ROWS), tl.float32)
     if AHEAD > 0:
-        first_weight = _weight_tile(weight_rows, begin + inside[None, :], inputs, EVEN)
+        first_weight = _weight_tile(weight_rows, begin + across, inputs, EVEN)
+        first_factors = _factors(factor, begin + along, inputs, NORM)
     if AHEAD > 1:
-        second_weight = _weight_tile(weight_rows, begin + BLOCK_I + inside[None, :], inputs, EVEN)
+        second_weight = _weight_tile(weight_rows, begin + BLOCK_I + across, inputs, EVEN)
+        second_factors = _factors(factor, begin + BLOCK_I + along, inputs, NORM)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    total = tl.zeros((BLOCK_O, ROWS), tl.float32)
-    squares = tl.zeros((ROWS,), tl.float32)
+    if AHEAD > 0:
+        first_x, first_other = _activations(x, residual, begin + along, rows, inputs, x_row, ROWS, ADDED)
+    if AHEAD > 1:
+        second_x, second_other = _activations(x, residual, begin + BLOCK_I + along, rows, inputs, x_row, ROWS, ADDED)
     if AHEAD > 0:
         total, squares = _dotted(
-            total, squares, x, residual, factor, kept, first_weight, begin + inside, rows, inputs, x_row, first, ROWS,
-            NORM, ADDED
+            total, squares, first_x, first_other, first_factors, kept, first_weight, begin + along, rows, inputs,
+            x_row, first, ROWS, NORM, ADDED
         )  # fmt: skip
     if AHEAD > 1:
         total, squares = _dotted(
-            total, squares, x, residual, factor, kept, second_weight, begin + BLOCK_I + inside, rows, inputs, x_row,
-            first, ROWS, NORM, ADDED
+            total, squares, second_x, second_other, second_factors, kept, second_weight, begin + BLOCK_I + along, rows,
+            inputs, x_row, first, ROWS, NORM, ADDED
         )  # fmt: skip
     for at in tl.range(begin + AHEAD * BLOCK_I, end, BLOCK_I, num_stages=STAGES):
-        column = at + inside
-        weight = _weight_tile(weight_rows, column[None, :], inputs, EVEN)
+        weight = _weight_tile(weight_rows, at + across, inputs, EVEN)
+        factors = _factors(factor, at + along, inputs, NORM)
+        values, other = _activations(x, residual, at + along, rows, inputs, x_row, ROWS, ADDED)
         total, squares = _dotted(
-            total, squares, x, residual, factor, kept, weight, column, rows, inputs, x_row, first, ROWS, NORM, ADDED
+            total, squares, values, other, factors, kept, weight, at + along, rows, inputs, x_row, first, ROWS, NORM,
+            ADDED
         )  # fmt: skip
+    if SLICES > 1:
+        total, squares = tl.sum(total, 0), tl.sum(squares, 0)
     if NORM:
-        total *= tl.rsqrt(squares / inputs + eps)[None, :]
+        total *= SHRUNK * tl.rsqrt(tl.sum(squares, 0) / inputs + eps)[None, :]
     return total
 
 
@@ -241,14 +286,15 @@ def _rows_of_weight(block, outputs, BLOCK_O: tl.constexpr, GATE: tl.constexpr):
 def skinny_kernel(
     x, residual, factor, kept, weight, scale, bias, out, parts, counters, rows, outputs, inputs, x_row, weight_row,
     out_row, eps, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, MERGE: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, MATRIX: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, ADDED: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, MATRIX: tl.constexpr, SLICES: tl.constexpr, SCALE: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, ADDED: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid: (parts of BLOCK_O rows of weight, splits of ``inputs``). EVEN: ``inputs`` is a multiple of BLOCK_I; MERGE
-    bounds the splits. Every split has at least AHEAD tiles. SCALE: the weight is of a narrow type, and ``scale`` [O]
-    float32 belongs to its rows. NORM (with one split): ``factor`` [I] is the weight of the norm and ``eps`` is added to
-    the mean square; ``residual`` and ``kept``, the sums, are laid out as ``x`` is. GATE: the name of an activation, or
-    empty.
+    bounds the splits. Every split has at least AHEAD tiles. MATRIX: on matrix units, a tile in SLICES. SCALE: the
+    weight is of a narrow type, and ``scale`` [O] float32 belongs to its rows. NORM (with one split): ``factor`` [I] is
+    the weight of the norm and ``eps`` is added to the mean square; ``residual`` and ``kept``, the sums, are laid out
+    as ``x`` is. GATE: the name of an activation, or empty.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -262,7 +308,7 @@ def skinny_kernel(
     if MATRIX:
         total = _on_matrix_units(
             x, residual, factor, kept, weight_rows, begin, end, rows, inputs, x_row, eps, block == 0, ROWS, BLOCK_O,
-            BLOCK_I, STAGES, EVEN, NORM, ADDED, PDL, AHEAD
+            BLOCK_I, STAGES, EVEN, SLICES, NORM, ADDED, PDL, AHEAD
         )  # fmt: skip
     else:
         total = _multiplied(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from jackfield.interfaces import PendingNorm
 from jackfield_quantization.triton_dense_kernels import skinny_kernel
 from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, MOST_SPLITS, SkinnyShape
 from jackfield_triton.launch import launch_options
 
+LEAST_ROWS = 8 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 4) else MOST_ROWS
+"""What fewer rows are padded to on matrix units: their instructions take 8, versions of Triton before 3.4 no less than
+16.
+"""
 MERGES = (1, 4, MOST_SPLITS)
 """Bounds of splits that kernels are compiled for."""
 MOST_AHEAD = 2
@@ -30,11 +35,11 @@ def skinny_product(
 
     Args:
         given: x [T, I], 1 to 16 rows (1 to 4 without matrix units), contiguous inside a row; or the same before their
-            norm (one row without matrix units, one split). weight_OI: contiguous inside a row. bias_O: contiguous, or
-            None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one for each
+            norm (one split, and one row without matrix units). weight_OI: contiguous inside a row. bias_O: contiguous,
+            or None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one for each
             ``block_o`` outputs where there is more than one split; zero again afterwards. pdl: see
-            ``jackfield_triton.launch``; the weight must then be older than the kernel before. scale_O: float32, of the
-            rows of a weight in a narrower type than ``x``, or None. gate: activation (a key of ``GATES``' values) of
+            ``jackfield_triton.launch``; the weights must then be older than the kernel before. scale_O: float32, of
+            the rows of a weight in a narrower type than ``x``, or None. gate: activation (one of ``GATES``' values) of
             the first half of the outputs, by which the second half is multiplied; ``out`` is then [T, O / 2].
     """
     norm = given if isinstance(given, PendingNorm) else None
@@ -69,29 +74,33 @@ def skinny_product(
         out_TO.stride(0),
         0.0 if norm is None else norm.eps,
         ROWS=padded,
-        BLOCK_O=shape.block_o,
-        BLOCK_I=shape.block_i,
         MERGE=next(bound for bound in MERGES if bound >= splits),
-        STAGES=shape.stages,
         EVEN=inputs % shape.block_i == 0,
-        MATRIX=shape.matrix,
         SCALE=scale_O is not None,
         BIAS=bias_O is not None,
         NORM=norm is not None,
         ADDED=added,
         GATE=gate,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
         AHEAD=tiles_ahead(inputs, shape) if pdl else 0,
+        **options_of(shape),
         **launch_options(pdl),
     )
     return out_TO
 
 
+def options_of(shape: SkinnyShape) -> dict[str, int]:
+    """Return the keyword arguments of a launch that ``shape`` alone decides."""
+    found = {"BLOCK_O": shape.block_o, "BLOCK_I": shape.block_i, "MATRIX": shape.matrix, "SLICES": shape.slices}
+    found |= {"STAGES": shape.stages, "num_stages": shape.stages, "num_warps": shape.warps}
+    return found | {"maxnreg": shape.registers} if shape.registers else found
+
+
 def padded_rows(rows: int, shape: SkinnyShape) -> int:
-    """Return the rows that a program computes: 16 on matrix units, else the least power of two."""
+    """Return the rows that a program computes: 8 or 16 on matrix units, else the least power of two."""
     assert 0 < rows <= (MOST_ROWS if shape.matrix else FEW_ROWS)
-    return MOST_ROWS if shape.matrix else 1 << (rows - 1).bit_length()
+    if shape.matrix:
+        return LEAST_ROWS if rows <= LEAST_ROWS else MOST_ROWS
+    return 1 << (rows - 1).bit_length()
 
 
 def splits_used(inputs: int, shape: SkinnyShape) -> int:

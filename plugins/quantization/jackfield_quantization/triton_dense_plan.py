@@ -1,15 +1,20 @@
 """How products of few rows are launched: a pure function of rows T, outputs O, inputs I and multiprocessors.
 
 The rules come from a sweep on an H200 (``benchmarks/gpu_dense.py``) over the matrices of two models, with weights
-that do
-not stay in the cache. At one row the launches chosen here take 0.84 to 0.98 of torch's time on weights of 16 Mi
-elements
-and more, and 0.35 to 0.98 on smaller ones.
+that do not stay in the cache. At one row the launches chosen here take 0.84 to 0.98 of torch's time on weights of 16 Mi
+elements and more, and 0.35 to 0.98 on smaller ones.
+
+What is said of wide weights (more outputs than inputs) at 2 to ``WIDE_ROWS`` rows is counted, not measured. Alone,
+torch's product is a few per cent ahead there. But every other kernel of a step starts while the one before drains, and
+torch's do not: steps of 30 layers of 576 took 754 microseconds at one row and 877 at two (the same machine,
+``benchmarks/results/h200-sixth/rounds.jsonl``), up to 2 for each wide product. And beside torch's product the norm and
+the activation are launches of their own. ``benchmarks/gpu_dense.py --chains`` times both ways; ``WIDE_ROWS``,
+``WIDE_MOST`` and ``NARROW_ROWS`` are what to change.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MOST_ROWS = 16
 """More rows than these are torch's."""
@@ -22,6 +27,14 @@ SMALLEST = 1 << 18
 """Weights of fewer elements are torch's: launching costs more than reading."""
 SHORT = 8 << 20
 """Programs of weights of so few elements see a tile or two: what counts is to ask for all of it at once."""
+WIDE_ROWS = 8
+"""Up to these rows wide weights are launched here, along with what is beside them; at 1 they are torch's."""
+WIDE_MOST = LARGE
+"""Wide weights of more elements than these are torch's; ``SHORT`` leaves those of a tile or two."""
+WIDE_TILE = 512
+"""Inputs of a tile, of which a program holds two before it waits: all of its weight where rows are no longer."""
+NARROW_ROWS = 8
+"""Up to these rows short weights of 8-bit numbers are launched here; at 1 more rows are quantized for torch."""
 ALIGNMENT = 16
 """Rows of weight must be whole 16-byte loads, which the compiler recognizes at multiples of 16 elements."""
 GATES = {"silu_and_mul": "silu", "gelu_and_mul": "gelu", "gelu_tanh_and_mul": "gelu_tanh"}
@@ -41,7 +54,9 @@ class SkinnyShape:
     Args:
         block_o: rows of weight of a program. block_i: inputs in a tile. splits: programs that share those rows, each
             with a part of I. warps: of a program. stages: tiles in flight; 1: none ahead. matrix: on matrix units, with
-            T padded to 16, instead of multiplying and adding tile by tile (T up to 4).
+            T padded to 8 or 16, instead of multiplying and adding tile by tile (T up to 4). slices: with ``matrix``,
+            parts of a tile's inputs that are multiplied side by side, best as many as there are warps; 1: warps share
+            all inputs of a tile. registers: most of a thread; 0: as many as the compiler takes.
     """
 
     block_o: int
@@ -50,6 +65,8 @@ class SkinnyShape:
     warps: int
     stages: int
     matrix: bool
+    slices: int = 1
+    registers: int = 0
 
 
 def skinny_shape(rows: int, outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
@@ -65,7 +82,7 @@ def skinny_shape(rows: int, outputs: int, inputs: int, cores: int) -> SkinnyShap
     if outputs * inputs >= LARGE:
         return SkinnyShape(64, 128, 1, 4, 4, True)
     if outputs > inputs:
-        return None  # torch has programs enough there, and is a few per cent ahead
+        return _wide(outputs, inputs, cores) if rows <= WIDE_ROWS and outputs * inputs <= WIDE_MOST else None
     if outputs * inputs <= SHORT:
         if rows <= FEW_ROWS:
             return SkinnyShape(4, 1024, 1, 4, 1, False)
@@ -87,13 +104,29 @@ def _one_row(outputs: int, inputs: int, cores: int) -> SkinnyShape:
     return SkinnyShape(4, 1024, 1, 4, 1, False)
 
 
-def narrow_shape(outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
-    """Return the launch of one row times a weight of 8-bit numbers, or None where torch's product is as good. Tiles are
-    longer than for wider types, since what counts are the bytes in flight.
+def _wide(outputs: int, inputs: int, cores: int) -> SkinnyShape:
+    """Return the launch of a wide weight at 2 to ``WIDE_ROWS`` rows. It has no splits, so that norms can be folded; as
+    every program computes the norm for itself, there are not more programs than the device needs. Where they hold all
+    of their weight, two must fit a multiprocessor, so that none waits for another to end.
     """
-    shape = skinny_shape(1, outputs, inputs, cores)
+    if outputs * inputs > SHORT:
+        return SkinnyShape(64, 128, 1, 4, 4, True)
+    if inputs > 2 * WIDE_TILE:
+        return SkinnyShape(32, 256, 1, 4, 4, True, slices=4)
+    return SkinnyShape(16 if outputs <= 16 * cores else 32, WIDE_TILE, 1, 8, 1, True, slices=8, registers=128)
+
+
+def narrow_shape(rows: int, outputs: int, inputs: int, cores: int) -> SkinnyShape | None:
+    """Return the launch of rows times a weight of 8-bit numbers, or None where torch's product is as good. Of several
+    rows that is so unless the weight is short: torch takes rows that a kernel has quantized, and another scales what it
+    returns, which is made up for where there is much to read. Tiles are longer than for wider types, since what counts
+    are the bytes in flight.
+    """
+    shape = skinny_shape(rows, outputs, inputs, cores) if rows <= NARROW_ROWS else None
     if shape is None or outputs * inputs <= SHORT:
         return shape
+    if rows > 1:
+        return None
     if outputs * inputs >= LARGE:
         return SkinnyShape(4, 1024, 1, 2, 4, False)
     return SkinnyShape(8, 1024 if inputs >= 2 * outputs else 512, 1, 4, 3, False)
@@ -110,7 +143,7 @@ def foldable_ops(rows: int, shape: SkinnyShape | None) -> frozenset[str]:
 def filled(shape: SkinnyShape, outputs: int, inputs: int, cores: int, fill: int) -> SkinnyShape:
     """Return ``shape`` with as many splits as it takes to give each multiprocessor ``fill`` programs."""
     splits = splits_for(-(-outputs // shape.block_o), -(-inputs // shape.block_i), cores, fill)
-    return SkinnyShape(shape.block_o, shape.block_i, splits, shape.warps, shape.stages, shape.matrix)
+    return replace(shape, splits=splits)
 
 
 def filled_splits(blocks: int, tiles: int, cores: int) -> int:
@@ -132,7 +165,7 @@ def splits_for(blocks: int, tiles: int, cores: int, fill: int) -> int:
 def counters_for(outputs: int, inputs: int, cores: int) -> int:
     """Return how many arrival counters launches of up to 16 rows need."""
     shapes = [skinny_shape(rows, outputs, inputs, cores) for rows in range(1, MOST_ROWS + 1)]
-    shapes.append(narrow_shape(outputs, inputs, cores))
+    shapes.append(narrow_shape(1, outputs, inputs, cores))
     return max((-(-outputs // s.block_o) for s in shapes if s is not None and s.splits > 1), default=0)
 
 

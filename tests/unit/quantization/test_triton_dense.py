@@ -19,11 +19,17 @@ from jackfield.interfaces import (
     QuantizationRequest,
     QuantizedActivation,
 )
+from jackfield_quantization import triton_dense_plan as plan
 from jackfield_quantization.triton_dense import TritonDense
 from jackfield_quantization.triton_dense_plan import (
+    AROUND,
     MOST_SPLITS,
+    SHORT,
+    SkinnyShape,
     counters_for,
     filled,
+    foldable_ops,
+    narrow_shape,
     skinny_shape,
     splits_for,
 )
@@ -34,6 +40,7 @@ from jackfield_quantization.unquantized_scheme import DenseScheme
 INFO = LayerInfo("o", 512, (OutputShard("", 1024),), Parallel.REPLICATED, dtype="bfloat16")
 EXPERTS = LayerInfo("x", 512, (OutputShard("up", 64),), Parallel.REPLICATED, dtype="bfloat16", num_experts=3)
 MODELS = [(6144, 4096), (4096, 4096), (4096, 12288), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+WIDE = [(960, 576), (3072, 576), (4096, 1024), (6144, 1024), (4096, 2048), (6144, 4096), (12288, 2048)]
 
 
 class Holder:
@@ -112,7 +119,7 @@ def test_old_devices_and_conversion_are_rejected_with_all_reasons() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(0, 4096, 4096), (17, 4096, 4096), (2, 6144, 4096), (16, 6144, 1024), (1, 4096, 4100), (1, 128, 1024)],
+    [(0, 4096, 4096), (17, 4096, 4096), (9, 6144, 4096), (9, 6144, 1024), (1, 4096, 4100), (1, 128, 1024)],
     ids=["no rows", "many rows", "a wide weight", "a small wide weight", "unaligned rows of weight", "a small weight"],
 )
 def test_where_torch_is_as_good(rows: int, outputs: int, inputs: int) -> None:
@@ -125,12 +132,47 @@ def test_where_torch_is_as_good(rows: int, outputs: int, inputs: int) -> None:
 def test_chosen_launches_are_possible(rows: int, outputs: int, inputs: int, cores: int) -> None:
     shape = skinny_shape(rows, outputs, inputs, cores)
     if shape is None:
-        assert rows > 1 and outputs > inputs, "only wide weights of several rows are left to torch"
+        assert rows > 8 and outputs > inputs, "only wide weights of many rows are left to torch"
         return
     assert shape.matrix or rows <= 4
+    assert shape.slices == 1 or (shape.matrix and shape.block_i // shape.slices >= 16), "what a matrix unit takes"
     assert 1 <= shape.splits <= min(MOST_SPLITS, -(-inputs // shape.block_i))
     assert all(size & (size - 1) == 0 for size in (shape.block_o, shape.block_i, shape.warps))
     assert shape.splits == 1 or -(-outputs // shape.block_o) <= counters_for(outputs, inputs, cores)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), WIDE)
+def test_norms_and_activations_are_folded_around_wide_weights_up_to_eight_rows(outputs: int, inputs: int) -> None:
+    for rows in range(1, 9):
+        assert foldable_ops(rows, skinny_shape(rows, outputs, inputs, 132)) == AROUND
+    assert skinny_shape(9, outputs, inputs, 132) is None
+    assert foldable_ops(9, None) == frozenset()
+
+
+def test_programs_of_wide_weights_hold_all_of_their_weight_where_they_can() -> None:
+    small, middle, long = (skinny_shape(2, *sizes, 132) for sizes in ((960, 576), (6144, 1024), (4096, 2048)))
+    assert small == SkinnyShape(16, 512, 1, 8, 1, True, slices=8, registers=128)
+    assert middle == SkinnyShape(32, 512, 1, 8, 1, True, slices=8, registers=128)
+    assert long is not None and long.stages > 1, "else tiles are asked for one after another"
+
+
+def test_what_gives_wide_weights_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "WIDE_MOST", SHORT)
+    assert skinny_shape(2, 6144, 4096, 132) is None
+    assert skinny_shape(2, 6144, 1024, 132) is not None
+    monkeypatch.setattr(plan, "WIDE_ROWS", 1)
+    assert skinny_shape(2, 6144, 1024, 132) is None
+    assert skinny_shape(2, 1024, 2048, 132) is not None and skinny_shape(1, 6144, 1024, 132) is not None
+    monkeypatch.setattr(plan, "NARROW_ROWS", 1)
+    assert narrow_shape(2, 1024, 2048, 132) is None and narrow_shape(1, 1024, 2048, 132) is not None
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+@pytest.mark.parametrize(("outputs", "inputs"), [*MODELS, *WIDE])
+def test_several_rows_of_8_bit_weights_are_launched_where_those_are_short(rows: int, outputs: int, inputs: int) -> None:
+    shape = narrow_shape(rows, outputs, inputs, 132)
+    assert (shape is not None) == (rows == 1 or (rows <= 8 and outputs * inputs <= SHORT))
+    assert shape is None or shape.splits == 1 or -(-outputs // shape.block_o) <= counters_for(outputs, inputs, 132)
 
 
 def test_splits_fill_the_device_evenly() -> None:
