@@ -23,7 +23,7 @@ from jackfield.interfaces import AttentionEnv, AttentionRequest
 from jackfield.layers.functional import REFERENCES
 from jackfield_attention.native_cpu import NativeCpuBackend
 from jackfield_attention.native_cpu_layer import NativeLayer, NativeMetadata
-from jackfield_native.products import Weight
+from jackfield_native.products import PACKED, Weight, integer_rows
 from jackfield_ops.native_calls import CALLS
 
 PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -87,6 +87,9 @@ def products(shapes: str, word: str, rows: list[int], seconds: float) -> None:
                 call(weight, inputs[weight.inputs], outs[weight.outputs])
 
         ways: dict[str, Callable[..., Any]] = {"few rows": lambda w, x, out: w.few_rows(x, None, out)}
+        if word in PACKED and count <= integer_rows():
+            same = {id(w): Weight(w.parts, w.inputs, integers=True) for w in weights}
+            ways["integers"] = lambda w, x, out, same=same: same[id(w)].few_rows(x, None, out)
         if word == "F32":
             ways["torch"] = lambda w, x, out: torch.mm(x, w.parts[0][0].t(), out=out)
         elif count > 8:

@@ -39,7 +39,8 @@ P, L, F, N = c_void_p, c_long, c_float, c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "jf_set_runtime": (P, P),
     "jf_team_size": (N,),
-    "jf_product": (N, P, L, P, L, P, P, L, L, L, L, P, N),
+    "jf_integer_rows": (),
+    "jf_product": (N, P, L, P, L, P, P, L, L, L, L, P, N, N),
     "jf_decode": (N, P, L, P, L, L, L, N),
     "jf_rms_norm": (P, P, P, L, L, L, L, L, F, N),
     "jf_add_rms_norm": (P, P, P, P, P, L, L, L, L, F, N),
@@ -50,7 +51,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "jf_attend": (P, L, L, P, L, L, L, P, L, L, L, P, L, L, P, P, P, P, P, L, L, L, L, L, L, L, F, F, N),
 }
 """Arguments of every function; the C sources say what they are."""
-SETTINGS = frozenset({"jf_set_runtime", "jf_team_size"})
+SETTINGS = frozenset({"jf_set_runtime", "jf_team_size", "jf_integer_rows"})
 
 
 class Library:
@@ -100,7 +101,7 @@ def load(path: Path) -> Library:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    library.jf_team_size.restype = c_int
+    library.jf_team_size.restype = library.jf_integer_rows.restype = c_int
     runtime = ctypes.CDLL(str(loaded_runtime()))
     addresses = (ctypes.cast(getattr(runtime, name), c_void_p) for name in ("GOMP_parallel", "omp_get_thread_num"))
     library.jf_set_runtime(*addresses)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from jackfield.interfaces import (
     Band,
     LayerInfo,
     LinearScheme,
+    Option,
     Preference,
     QuantizationMethod,
     QuantizationRequest,
     Reason,
+    Settings,
 )
 from jackfield_native.toolchain import unavailable
 from jackfield_quantization.gguf import PREFIX, Gguf
 from jackfield_quantization.unquantized import no_online_conversion
 
+INTEGERS = (
+    "multiply one to four rows as integers: rows are rounded to 16 bits, 32 numbers at a time; for processors with "
+    "AVX2 and without AVX-512, others go on in float32, and so does model.batch_invariant"
+)
 PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Types that the kernels multiply with as they are stored; layers in others are dequantized at load."""
 
 
 class NativeGguf(QuantizationMethod):
     """GGUF weights as they are stored. Few rows are multiplied with packed blocks in float32, bit for bit the values
-    that dequantization gives; for many rows the weight is dequantized a tile at a time.
+    that dequantization gives, or as integers where the user wants that; for many rows the weight is dequantized a tile
+    at a time.
     """
 
     name: ClassVar[str] = "native_gguf"
@@ -34,6 +41,14 @@ class NativeGguf(QuantizationMethod):
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16"})
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     requires: ClassVar[tuple[str, ...]] = Gguf.requires
+    options: ClassVar[Mapping[str, Option]] = {
+        "integers": Option(bool, False, INTEGERS),
+    }
+
+    @classmethod
+    def configure(cls, spec: Any, settings: Settings) -> bool:
+        """Return whether rows are multiplied as integers."""
+        return bool(settings.values.get("integers"))
 
     @classmethod
     def check(cls, request: QuantizationRequest) -> Sequence[Reason]:
@@ -58,4 +73,4 @@ class NativeGguf(QuantizationMethod):
         # A head that shares an embedding's weight has no tensors; its scheme is made and never used.
         found = (info.tensors.get(shard.name, {}).get("weight") for shard in info.shards)
         words = {"" if facts is None else facts.dtype.removeprefix(PREFIX) for facts in found}
-        return PackedScheme() if words <= PACKED else DequantizedScheme()
+        return PackedScheme(integers=bool(spec)) if words <= PACKED else DequantizedScheme()

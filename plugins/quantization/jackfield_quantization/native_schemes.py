@@ -28,16 +28,23 @@ WORDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class NativeScheme(LinearScheme):
-    """Products with the stored weight of one layer; every layer has a scheme of its own."""
+    """Products with the stored weight of one layer; every layer has a scheme of its own.
 
-    def __init__(self) -> None:
+    Args:
+        integers: see :class:`Weight`.
+    """
+
+    def __init__(self, integers: bool = False) -> None:
         self._weight: Weight | None = None
         self._few = 0
+        self._integers = integers
 
     def weight(self, layer: ParameterHolder) -> Weight:
         """Return the layer's weight, ready for products."""
         if self._weight is None:
-            self._weight = Weight(self.parts(layer), layer.info.local_input_size)
+            # A row that must be what it is among many stays in float32, as these do.
+            integers = self._integers and not layer.info.batch_invariant
+            self._weight = Weight(self.parts(layer), layer.info.local_input_size, integers=integers)
             self._few = most_rows(self._weight.inputs)
         return self._weight
 
@@ -134,8 +141,8 @@ class NativeDenseScheme(NativeScheme):
 class PackedScheme(NativeScheme):
     """GGUF weights as stored. Neighbouring shards of one type are stacked into one parameter."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, integers: bool = False) -> None:
+        super().__init__(integers)
         self._words: tuple[str, ...] = ()
 
     def parameters(self, info: LayerInfo) -> Sequence[ParameterSpec]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from native_world import block_values, bound, stored, values_of
+from native_world import block_values, bound, rounding_bound, stored, values_of
 
 import jackfield_attention.native_cpu_layer
 import jackfield_native.products
@@ -20,7 +20,7 @@ from jackfield.layers.functional import REFERENCES
 from jackfield_attention.native_cpu import NativeCpuBackend
 from jackfield_attention.native_cpu_layer import NativeLayer, NativeMetadata
 from jackfield_native.library import TYPES, load
-from jackfield_native.products import Weight
+from jackfield_native.products import PACKED, Weight
 
 MODULES = (jackfield_native.products, jackfield_ops.native_calls, jackfield_attention.native_cpu_layer)
 
@@ -46,8 +46,12 @@ def products(word: str) -> None:
     values = values_of(weight, word)
     for rows in (1, 2, 7):
         x, bias = torch.randn(rows, columns), torch.randn(7)
+        want = x.double() @ values.double().t() + bias.double()
         out = Weight([(weight, word)], columns).few_rows(x, bias, torch.empty(rows, 7))
-        assert ((out.double() - x.double() @ values.double().t() - bias.double()).abs() <= bound(x, values)).all()
+        assert ((out.double() - want).abs() <= bound(x, values)).all()
+        if word in PACKED:
+            out = Weight([(weight, word)], columns, integers=True).few_rows(x, bias, torch.empty(rows, 7))
+            assert ((out.double() - want).abs() <= rounding_bound(x, values)).all()
 
 
 def ops() -> None:

@@ -76,6 +76,14 @@ def bound(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return unit * (x.double().abs() @ values.double().abs().t()) + 1e-6
 
 
+def rounding_bound(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return :func:`bound` and what rounding rows to 16 bits adds: half of a 32767th of the largest of 32 numbers for
+    each of them.
+    """
+    largest = x.double().view(len(x), -1, 32).abs().amax(-1).repeat_interleave(32, 1)
+    return bound(x, values) + largest / 65534 @ values.double().abs().t()
+
+
 def guarded(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a float32 tensor of NaN, and the buffer around it that holds canaries."""
     size = int(np.prod(shape))

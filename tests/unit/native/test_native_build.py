@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,31 +69,6 @@ def test_a_compiler_that_says_nothing(tmp_path: Path) -> None:
     program = fake_compiler(tmp_path, "exit 3")
     assert toolchain.run_compiler(program, (), (), tmp_path / "x") == "exit status 3"
     assert "No such file" in toolchain.run_compiler(tmp_path / "gone", (), (), tmp_path / "x")
-
-
-def test_built_once_and_named_by_all_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build.library_path(tmp_path)
-    stamp = first.stat().st_mtime_ns
-    assert build.library_path(tmp_path) == first
-    assert first.stat().st_mtime_ns == stamp
-    compiler = toolchain.find_compiler()
-    assert compiler is not None
-    flags = toolchain.compile_flags()
-    digests = {build.digest(compiler, flags), build.digest(compiler, (*flags, "-g"))}
-    monkeypatch.setattr(build, "processor", lambda: ("another",))
-    digests.add(build.digest(compiler, flags))
-    assert len(digests) == 3
-    assert os.listdir(tmp_path) == [first.name]
-
-
-def test_two_processes_build_at_once(tmp_path: Path) -> None:
-    code = "import sys, pathlib, jackfield_native.build as b; print(b.library_path(pathlib.Path(sys.argv[1])))"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    paths = {process.communicate(timeout=120)[0].strip() for process in running}
-    assert [process.returncode for process in running] == [0, 0]
-    (path,) = paths
-    assert library.load(Path(path)).jf_team_size(1) == 1
 
 
 def test_the_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from native_world import block_values, bound, guarded, stored, threads, untouched, values_of
+from native_world import block_values, bound, guarded, rounding_bound, stored, threads, untouched, values_of
 
 from jackfield_native.library import TYPES
-from jackfield_native.products import Weight, decode_rows
+from jackfield_native.products import PACKED, Weight, decode_rows, integer_rows
 
 WORDS = pytest.mark.parametrize("word", list(TYPES))
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 31, 32, 33)
@@ -38,6 +38,42 @@ def test_products_of_few_rows(word: str, rows: int, team: int) -> None:
         Weight([(weight, word)], columns).few_rows(x, bias, out)
     assert untouched(buffer)
     assert ((out.double() - reference(x, values, bias)).abs() <= bound(x, values)).all()
+
+
+@pytest.mark.parametrize("word", sorted(PACKED))
+@pytest.mark.parametrize("rows", range(1, 6))
+def test_products_of_integers(word: str, rows: int) -> None:
+    columns, outputs = 2304 if block_values(word) == 256 else 2080, 61
+    weight = stored(word, outputs, columns)
+    values, x, bias = values_of(weight, word), torch.randn(rows, columns), torch.randn(outputs)
+    x[0, :40] *= 1000  # a part of large numbers, and one of which eight are
+    x[-1, 64:96] = 0
+    made = Weight([(weight, word)], columns, integers=True)
+    out, buffer = guarded(rows, outputs)
+    for team in (1, 2):
+        with threads(team):
+            assert made.few_rows(x, bias, out) is out
+        assert untouched(buffer)
+        assert ((out.double() - reference(x, values, bias)).abs() <= rounding_bound(x, values)).all()
+    alone = torch.cat([made.few_rows(row[None], bias, torch.empty(1, outputs)) for row in x])
+    if rows <= integer_rows():
+        assert torch.equal(out, alone), "a row is what it is alone"
+    in_float = Weight([(weight, word)], columns).few_rows(x, bias, torch.empty(rows, outputs))
+    assert torch.equal(out, in_float) == (rows > integer_rows())
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_integers_do_not_hide_what_is_no_number(number: float) -> None:
+    x = torch.ones(2, 64)
+    x[1, 40] = number
+    out = Weight([(stored("Q4_1", 4, 64), "Q4_1")], 64, integers=True).few_rows(x, None, torch.empty(2, 4))
+    assert out[0].isfinite().all()
+    assert not out[1].isfinite().any()
+
+
+def test_numbers_too_small_to_be_rounded_are_zeros() -> None:
+    weight = Weight([(stored("Q8_0", 4, 64), "Q8_0")], 64, integers=True)
+    assert weight.few_rows(torch.full((1, 64), 1e-42), None, torch.empty(1, 4)).abs().max() <= 1e-30
 
 
 @pytest.mark.parametrize("word", ["F32", "BF16", "F16"])

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from native_world import Holder, bound, layer_info, stored, values_of
+from native_world import Holder, bound, layer_info, rounding_bound, stored, values_of
 
 from jackfield.errors import CheckpointError
-from jackfield.interfaces import Band, OutputShard, Parallel, QuantizationRequest, QuantizedActivation, RankInfo
+from jackfield.interfaces import (
+    Band,
+    OutputShard,
+    Parallel,
+    QuantizationRequest,
+    QuantizedActivation,
+    RankInfo,
+    Settings,
+)
 from jackfield_native.library import TYPES
+from jackfield_native.products import integer_rows
 from jackfield_quantization.gguf_scheme import GgufScheme
 from jackfield_quantization.native_dense import NativeDense
 from jackfield_quantization.native_gguf import PACKED, NativeGguf
@@ -53,6 +64,19 @@ def test_products_of_a_fused_packed_layer(dtype: str, rows: int, biased: bool) -
     out = torch.empty(rows, 28, dtype=kind)
     assert scheme.apply(layer, x, bias, out) is out
     assert torch.equal(out, got)
+
+
+@pytest.mark.parametrize(("wanted", "invariant"), [(True, False), (True, True), (False, False)])
+def test_integers_where_the_user_wants_them_and_rows_may_depend_on_their_number(wanted: bool, invariant: bool) -> None:
+    layer, values = packed_layer()
+    layer.info = replace(layer.info, batch_invariant=invariant)
+    scheme = NativeGguf.scheme(layer.info, NativeGguf.spec_of({}, Settings({"integers": wanted})))
+    scheme.finalize(layer)
+    x = torch.randn(1, 512)
+    got, want = scheme.apply(layer, x, None), x.double() @ values.double().t()
+    exact = bool(((got.double() - want).abs() <= bound(x, values)).all())
+    assert exact == (not wanted or invariant or not integer_rows())
+    assert ((got.double() - want).abs() <= rounding_bound(x, values)).all()
 
 
 def test_how_many_rows_are_few() -> None:

@@ -1,7 +1,7 @@
 /* Products of few rows of activations with a weight that is read once, and decoding of weights. */
 #include <stddef.h>
 
-#include "formats.h"
+#include "integers.h"
 #include "team.h"
 
 #ifndef AHEAD
@@ -21,6 +21,7 @@ typedef struct {
     long rows, outputs, inputs;
     float *scratch; /* OUTS * inputs for each thread, where a part of the weight is decoded first */
     long chunk;     /* outputs of one item */
+    rounded narrow; /* the rows in 16 bits, where they are multiplied so */
 } product;
 
 /* Rows of weight are short and lie one after another, so that a processor's own prefetching stops at each of them. */
@@ -131,8 +132,85 @@ static void one_row_four(const product *p, const uint8_t *weight, long output) {
     }
 }
 
+#ifdef JF_INTEGERS
+
+/* As tile(), with integers: packed numbers times rows in 16 bits, summed exactly inside a part. */
+INLINE void integer_tile(int type, int OUTS_NOW, int ROWS_NOW, const product *p, const uint8_t *weight, long output) {
+    vf sum[OUTS][INTEGER_ROWS], rest[OUTS][INTEGER_ROWS];
+    scale scales[OUTS][SPAN], units[OUTS][INTEGER_ROWS][SPAN];
+    long stride = p->weight_stride, parts = p->inputs / PART, step = OUTS_NOW * stride / parts;
+    for (int o = 0; o < OUTS_NOW; o++)
+        for (int r = 0; r < ROWS_NOW; r++) sum[o][r] = rest[o][r] = (vf){0};
+    for (long first = 0; first < parts; first += SPAN) {
+        long count = parts - first < SPAN ? parts - first : SPAN;
+        for (int o = 0; o < OUTS_NOW; o++) {
+            part_scales(type, weight + o * stride, first, count, scales[o]);
+            for (int r = 0; r < ROWS_NOW; r++)
+                rest[o][r] = scaled(scales[o], p->narrow.units + r * parts + first, count, units[o][r], rest[o][r]);
+        }
+        for (long i = 0; i < count; i++) {
+            long part = first + i;
+            prefetch(weight + AHEAD + part * step, step);
+            codes w[OUTS];
+#pragma GCC unroll 4
+            for (int o = 0; o < OUTS_NOW; o++)
+                w[o] = codes_of(type, weight + o * stride, part);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS_NOW; r++) {
+                codes x = codes_at(p->narrow.numbers + (r * parts + part) * PART);
+#pragma GCC unroll 4
+                for (int o = 0; o < OUTS_NOW; o++) {
+                    const scale *unit = &units[o][r][i];
+                    if (type == Q6_K) {
+                        sum[o][r] = vf_fused(pairs_of(w[o].first, x.first), vf_all(unit->factor), sum[o][r]);
+                        sum[o][r] = vf_fused(pairs_of(w[o].second, x.second), vf_all(unit->offset), sum[o][r]);
+                    } else
+                        sum[o][r] = vf_fused(sums_of(w[o], x), vf_all(unit->factor), sum[o][r]);
+                }
+            }
+        }
+    }
+    for (int o = 0; o < OUTS_NOW; o++)
+        for (int r = 0; r < ROWS_NOW; r++) {
+            float total = vf_sum(sum[o][r]);
+            if (type != Q6_K && type != Q8_0) total += offsets_of(rest[o][r]);
+            p->out[r * p->out_stride + output + o] = p->bias ? total + p->bias[output + o] : total;
+        }
+}
+
+/* One row has room for four outputs in registers, several have it for two. */
+INLINE void integer_outputs(int type, const product *p, const uint8_t *weight, long output, int count) {
+    int outs = p->rows == 1 ? OUTS : 2;
+    for (int at = 0; at < count; at += outs, weight += outs * p->weight_stride, output += outs) {
+        int now = count - at < outs ? 1 : outs;
+        if (now == 1) outs = 1;
+        switch (p->rows * 8 + now) {
+#define INTEGER_CASE(ROWS, NOW)                                                                                        \
+    case ROWS * 8 + NOW: integer_tile(type, NOW, ROWS, p, weight, output); break;
+            INTEGER_CASE(1, 1) INTEGER_CASE(2, 1) INTEGER_CASE(3, 1) INTEGER_CASE(4, 1)
+            INTEGER_CASE(1, 4) INTEGER_CASE(2, 2) INTEGER_CASE(3, 2) INTEGER_CASE(4, 2)
+        }
+    }
+}
+
+static void any_integer_outputs(const product *p, const uint8_t *weight, long output, int count) {
+    switch (p->type) {
+#define INTEGER(TYPE)                                                                                                  \
+    case TYPE: integer_outputs(TYPE, p, weight, output, count); break;
+        INTEGER(Q4_0) INTEGER(Q4_1) INTEGER(Q5_0) INTEGER(Q5_1) INTEGER(Q8_0) INTEGER(Q4_K) INTEGER(Q5_K) INTEGER(Q6_K)
+    }
+}
+
+#endif
+
 static void some_outputs(const product *p, long output, int count, int member) {
     const uint8_t *weight = p->weight + output * p->weight_stride;
+#ifdef JF_INTEGERS
+    if (p->narrow.numbers) {
+        any_integer_outputs(p, weight, output, count);
+        return;
+    }
+#endif
     if (p->rows == 1 && count == OUTS) {
         one_row_four(p, weight, output);
         return;
@@ -164,14 +242,35 @@ static long chunk_of(long outputs, long row_bytes, int threads) {
     return chunk < OUTS ? OUTS : chunk / OUTS * OUTS;
 }
 
+/* Up to how many rows this build multiplies packed numbers as integers; 0 where it does not. */
+int jf_integer_rows(void) {
+#ifdef JF_INTEGERS
+    return INTEGER_ROWS;
+#else
+    return 0;
+#endif
+}
+
 /* out = x @ weight.T + bias. `scratch` holds threads * OUTS * inputs numbers; it may be NULL for float32
- * weights, and for one row where outputs is a multiple of OUTS. */
+ * weights, and for one row where outputs is a multiple of OUTS. With `integers`, for packed types and up to
+ * INTEGER_ROWS rows, these are rounded to 16 bits in parts; then `scratch` holds rows * inputs * 9 / 16 numbers. */
 void jf_product(int type, const void *weight, long weight_stride, const float *x, long x_stride, const float *bias,
-                float *out, long out_stride, long rows, long outputs, long inputs, float *scratch, int threads) {
+                float *out, long out_stride, long rows, long outputs, long inputs, float *scratch, int integers,
+                int threads) {
     if (rows == 0 || outputs == 0) return;
     if (rows * outputs * inputs < FEW_OPERATIONS) threads = 1;
-    product p = {type, weight, weight_stride, x,      x_stride, bias,
-                 out,  out_stride, rows,      outputs, inputs,  scratch, chunk_of(outputs, weight_stride, threads)};
+    product p = {type,       weight, weight_stride, x,      x_stride, bias,
+                 out,        out_stride, rows,      outputs, inputs,  scratch, chunk_of(outputs, weight_stride, threads),
+                 {0, 0}};
+#ifdef JF_INTEGERS
+    if (integers) {
+        p.narrow.units = (scale *)scratch;
+        p.narrow.numbers = (int16_t *)(p.narrow.units + rows * inputs / PART);
+        for (long row = 0; row < rows; row++) round_row(type, x + row * x_stride, inputs, row, &p.narrow);
+    }
+#else
+    (void)integers;
+#endif
     jf_run(product_item, &p, (outputs + p.chunk - 1) / p.chunk, threads);
 }
 
