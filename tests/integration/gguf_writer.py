@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,15 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(
-    model: Any, path: Path, arch: str, kind: gguf.GGMLQuantizationType, factors: np.ndarray | None = None
+    model: Any,
+    path: Path,
+    arch: str,
+    kind: gguf.GGMLQuantizationType,
+    factors: np.ndarray | None = None,
+    more: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> None:
     """Write ``model``; matrices are stored as ``kind``, all else as float32. ``factors``: what each rotary frequency is
-    divided by.
+    divided by. ``more``: adds further metadata.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
@@ -56,6 +62,8 @@ def write_gguf(
         array = rows_in_pairs(name, parameter.detach().numpy(), config, arch)
         stored = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, stored), raw_dtype=stored)
+    if more is not None:
+        more(writer)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     writer.write_header_to_file()

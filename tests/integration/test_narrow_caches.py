@@ -51,6 +51,13 @@ def test_prefixes_batches_and_preemption_change_nothing(engine: Engine, tmp_path
     assert [request.outputs[0].token_ids for request in small.generate(prompts, GREEDY)] == alone
 
 
+@pytest.mark.parametrize(("word", "kind"), [("int8_per_token_head", "int8"), ("fp8_e4m3", "fp8")])
+def test_other_words_for_types(engine: Engine, tmp_path: Path, word: str, kind: str) -> None:
+    tiny = make_tiny(tmp_path, "llama")
+    found, wanted = (error(engine(tiny.folder, cache_dtype=name), tiny) for name in (word, kind))
+    assert found == wanted > 1e-4
+
+
 def test_layers_can_have_types_of_their_own(engine: Engine, tmp_path: Path) -> None:
     tiny = make_tiny(tmp_path, "llama")
     plain, narrow = (error(engine(tiny.folder, cache_dtype=kind), tiny) for kind in ("auto", "int4"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import check_idle
 from hf import assert_equal, assert_logprobs
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from jackfield import LLM, SamplingParams
 from jackfield.sources import resolve_model
@@ -90,11 +90,10 @@ def test_logprobs_equal_the_reference(llm: LLM, reference: Any) -> None:
     assert_logprobs(reference, request.prompt_token_ids, request.outputs[0], count=5)
 
 
-def test_tokenizer_equals_the_reference(llm: LLM, path: Path) -> None:
-    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+def test_tokenizer_equals_the_reference(llm: LLM, smollm2_tokenizer: Any) -> None:
     mine = llm.get_tokenizer()
     for prompt in PROMPTS:
-        assert mine.encode(prompt) == theirs.encode(prompt)
+        assert mine.encode(prompt) == smollm2_tokenizer.encode(prompt)
 
 
 def test_a_question_gets_its_answer(llm: LLM) -> None:
@@ -128,8 +127,8 @@ def perplexity(llm: LLM) -> float:
 
 
 @pytest.fixture(scope="module")
-def expected_perplexity(path: Path, reference: Any) -> float:
-    ids = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(PROSE, return_tensors="pt").input_ids
+def expected_perplexity(smollm2_tokenizer: Any, reference: Any) -> float:
+    ids = smollm2_tokenizer(PROSE, return_tensors="pt").input_ids
     with torch.no_grad():
         return float(reference(ids, labels=ids).loss.exp())
 
@@ -145,8 +144,10 @@ def test_narrow_caches_keep_the_perplexity(path: Path, expected_perplexity: floa
     llm.shutdown()
 
 
-def test_safetensors_in_bfloat16_give_the_same_tokens(path: Path, reference: Any, tmp_path: Path) -> None:
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(tmp_path)
+def test_safetensors_in_bfloat16_give_the_same_tokens(
+    path: Path, reference: Any, smollm2_tokenizer: Any, tmp_path: Path
+) -> None:
+    smollm2_tokenizer.save_pretrained(tmp_path)
     config = LlamaConfig(**{k: v for k, v in reference.config.to_dict().items() if k != "quantization_config"})
     narrow = LlamaForCausalLM(config)
     narrow.load_state_dict(reference.state_dict())

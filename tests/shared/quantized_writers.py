@@ -313,6 +313,21 @@ def _quark(dtype: str, scheme: str, write: Writer, **others: Any) -> Format:
     return Format("quark", config, write)
 
 
+def _quark_nvfp4() -> Format:
+    """Return the format of four-bit floats whose scales are rounded in a second step."""
+    numbers = {"dtype": "fp4", "qscheme": "per_group", "group_size": 16, "is_dynamic": False}
+    scales = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+    inputs = [{**numbers, "is_dynamic": True}, scales]
+
+    def write(weight: torch.Tensor) -> Written:
+        tensors, meaning = nvfp4()(weight)
+        tensors["input_scale_2"] = tensors.pop("input_scale")
+        return tensors, meaning
+
+    group = {"weight": [numbers, scales], "input_tensors": inputs}
+    return Format("quark", {"quant_method": "quark", "global_quant_config": group, "exclude": ["lm_head"]}, write)
+
+
 def _auto_round(packing: str, write: Writer, **others: Any) -> Format:
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": packing, **others}
     return Format("auto_round", config, write)
@@ -451,6 +466,7 @@ FORMATS: dict[str, Format] = {
     "modelopt-int8": _modelopt("W8A16", int8),
     "quark-fp8-block": _quark("fp8_e4m3", "per_block", fp8((32, 32)), block_size=[32, 32]),
     "quark-mxfp8": _quark("fp8_e4m3", "per_group", mxfp8, group_size=32, scale_format="e8m0"),
+    "quark-nvfp4": _quark_nvfp4(),
     **KERNEL_FORMATS,
 }
 """Every format that is read."""

@@ -45,7 +45,10 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._check(func, args)
         result = func(*args, **(kwargs or {}))
-        self.calls.append(Call(func, args, kwargs or {}, _tensors(result)))
+        results = _tensors(result)
+        # A view stays a view of the same memory: to take it again would change nothing.
+        if not (func.is_view and all(_memory(tensor) == _memory(args[0]) for tensor in results)):
+            self.calls.append(Call(func, args, kwargs or {}, results))
         return result
 
     def replay(self) -> None:
@@ -57,15 +60,15 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
                     tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
                 continue
             for tensor, new in zip(call.results, _tensors(call.func(*call.args, **call.kwargs)), strict=True):
-                # Views and results of in-place ops are where they should be already.
-                if new.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+                # Results of in-place ops are where they should be already.
+                if _memory(new) != _memory(tensor):
                     tensor.copy_(new)
 
     def _check(self, func: Any, args: Any) -> None:
         assert func.overloadpacket not in WAITING, f"{func} makes the host wait: it cannot be recorded"
-        masks = [a for a in tree_leaves(args[1:]) if isinstance(a, torch.Tensor) and a.dtype is torch.bool]
-        by_mask = func.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and masks
-        assert not by_mask, f"{func} with a mask has a size that depends on data: it cannot be recorded"
+        if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            masks = [a for a in tree_leaves(args[1:]) if isinstance(a, torch.Tensor) and a.dtype is torch.bool]
+            assert not masks, f"{func} with a mask has a size that depends on data: it cannot be recorded"
 
 
 class Graphs:
@@ -145,4 +148,10 @@ class RecordingPlatform(CpuPlatform):
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -34,6 +34,9 @@ MAX_FACTORS = 4096
 SIDE_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files of quantizers, and the format that each is about."""
 
+NAMELESS = {"medusa_num_heads": "MedusaModel"}
+"""Keys of configurations that name no architecture, and which one those are of."""
+
 _READERS = {"safetensors": read_safetensors, "pytorch": read_torch}
 
 
@@ -186,7 +189,7 @@ def _listed(file: Path, tensors: Mapping[str, TensorFacts], names: frozenset[str
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
+    names = config.get("architectures") or [name for key, name in NAMELESS.items() if key in config]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         corrupt(
             folder / "config.json",

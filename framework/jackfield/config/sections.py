@@ -70,8 +70,9 @@ class CacheSection(Section):
     num_blocks: Positive | None = None
     """Number of cache blocks; found from free memory when not set."""
     cache_dtype: str = "auto"
-    """Storage type of the cache: `auto` (the type of computation), `fp8` (`fp8_e4m3`), `fp8_e5m2`, `int8`, `int4`, as
-    far as an attention backend reads it."""
+    """Storage type of the cache: `auto` (the type of computation), `fp8` (`fp8_e4m3`), `fp8_e5m2`, `int8`, `int4` (a
+    scale for each token and head: `int8_per_token_head`, `int4_per_token_head`), as far as an attention backend reads
+    it."""
     layer_dtypes: dict[str, str] = Field(default_factory=dict)
     """Storage type of some layers (`3`, `0-7`, or a pattern of their paths), in place of `cache_dtype`."""
     kv_cache_memory: ByteCount | None = None

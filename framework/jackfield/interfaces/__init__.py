@@ -89,6 +89,7 @@ from jackfield.interfaces.quantization import (
     QuantizationMethod,
     QuantizationRequest,
     QuantizedActivation,
+    SharedTensors,
 )
 from jackfield.interfaces.scheduling import RequestView, SchedulingPolicy, SchedulingRequest
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo, even_slice
@@ -209,6 +210,7 @@ __all__ = [
     "SchedulingPolicy",
     "SchedulingRequest",
     "Settings",
+    "SharedTensors",
     "StepLimits",
     "StreamApi",
     "TargetStep",

@@ -327,6 +327,13 @@ class Drafter(Plugin):
         return name
 
     @classmethod
+    def completed(cls, config: Mapping[str, Any], request: DrafterRequest) -> Mapping[str, Any]:
+        """Return the keys of a draft checkpoint's config.json, with those that it leaves to its target's: checkpoints
+        of heads alone may not say how wide they are.
+        """
+        return config
+
+    @classmethod
     @abstractmethod
     def build(cls, env: DrafterEnv) -> Drafter:
         """Return the drafter of one engine."""

@@ -42,11 +42,11 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("platforms", Platform),
         Family("models", ModelArchitecture, (1, 6)),
-        Family("quantization_methods", QuantizationMethod, (1, 5)),
+        Family("quantization_methods", QuantizationMethod, (1, 6)),
         Family("moe_experts", ExpertsBackend, (1, 2)),
         Family("attention_backends", AttentionBackend, (1, 3)),
         Family("ops", OpsProvider, (1, 3)),
-        Family("drafters", Drafter, (1, 3)),
+        Family("drafters", Drafter, (1, 4)),
         Family("scheduling_policies", SchedulingPolicy),
         Family("logits_processors", LogitsProcessor),
     )

@@ -52,10 +52,14 @@ class MoEConfig:
 
     Args:
         num_experts: routed experts X. top_k: experts per token S. hidden_size: E. intermediate_size: F of one expert.
-        activation: as in BuildContext.activation, or ``swiglu_oai``: ``(up + 1) * gate * sigmoid(alpha * gate)`` with
-            the gate at most ``limit`` and up between its negative and it. gated: an expert multiplies two projections.
+        activation: as in BuildContext.activation, or one of those with ``alpha`` and ``limit``. ``swiglu_oai``:
+            ``(up + 1) * gate * sigmoid(alpha * gate)`` with the gate at most ``limit`` and up between its negative and
+            it. ``swiglu_step``: ``silu(gate) * up``, bounded alike. ``situ``: ``alpha * tanh(gate / alpha) *
+            sigmoid(gate) * limit * tanh(up / limit)``; a limit of 0 leaves up as it is. gated: an expert multiplies two
+            projections.
         scoring: what logits become: ``softmax`` or ``sigmoid`` over all experts, before the choice; ``softmax_chosen``
-            or ``sigmoid_chosen``, of the chosen ones alone; ``sqrtsoftplus``; ``sparsemixer`` (arXiv:2409.12136).
+            or ``sigmoid_chosen``, of the chosen ones alone; ``sqrtsoftplus``; ``sparsemixer`` (arXiv:2409.12136);
+            ``none``: weights are the logits themselves.
             ``simulated_uniform`` and ``simulated_skewed`` look at no logits: they are for measurements.
         renormalize: make the chosen weights sum to 1. floor: least sum that they are divided by.
         num_groups, top_groups: only experts of the best groups can be chosen. group_score: of a group, its best expert

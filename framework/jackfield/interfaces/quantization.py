@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.facts import TensorFacts
 from jackfield.interfaces.plugin import Plugin, Request, Settings
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo
+from jackfield.interfaces.weights import WeightMap, WeightRule
 
 if TYPE_CHECKING:
     import torch
@@ -276,6 +277,31 @@ class CacheScheme:
         return next(role for suffix, role in known.items() if name.endswith(f".{suffix}"))
 
 
+@dataclass(frozen=True, slots=True)
+class SharedTensors:
+    """Checkpoint tensors that belong to many layers at once.
+
+    Args:
+        names: tensor of the checkpoint by the suffix that layers call it. ignore: patterns (regular expressions on full
+            tensor names) of further copies, which nothing takes.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+    def added_to(self, weights: WeightMap) -> WeightMap:
+        """Return a weight map that brings them to every layer that has a parameter of such a suffix."""
+        if not self.names and not self.ignore:
+            return weights
+        places = dict.fromkeys((rule.target, rule.shard) for rule in weights.rules)
+        rules = [
+            WeightRule(name, target, shard, suffix=suffix)
+            for suffix, name in self.names.items()
+            for target, shard in places
+        ]
+        return replace(weights, rules=(*weights.rules, *rules), ignore=(*weights.ignore, *self.ignore))
+
+
 class Exporter:
     """Writes dense matrices as a checkpoint has them that is quantized."""
 
@@ -370,3 +396,10 @@ class QuantizationMethod(Plugin):
     def cache_scheme(cls, spec: Any) -> CacheScheme | None:
         """Return how the checkpoint quantizes the KV cache, or None."""
         return None
+
+    @classmethod
+    def shared_tensors(cls, tensors: Mapping[str, TensorFacts], spec: Any) -> SharedTensors:
+        """Return the tensors that many layers take, or that belong to none: those that are modules of their own, below
+        the layers' modules, in a checkpoint whose ``tensors`` are all of it.
+        """
+        return SharedTensors()

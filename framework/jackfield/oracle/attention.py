@@ -139,11 +139,19 @@ def _buckets(
     return [(tuple(layers), words, stored) for layers, words, stored in found]
 
 
+STORAGE_WORDS = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "int8_per_token_head": "int8",
+    "int4_per_token_head": "int4",
+}
+"""Other words for storage types."""
+
+
 def storage_type(word: str, dtype: str) -> str:
     """Return the storage type that a setting means, in torch's words where torch has one."""
-    return {"auto": dtype, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(
-        word, word
-    )
+    return dtype if word == "auto" else STORAGE_WORDS.get(word, word)
 
 
 def _decide_bucket(bench: Bench, request: AttentionRequest, words: Words) -> AttentionDecision:

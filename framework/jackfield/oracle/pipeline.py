@@ -438,7 +438,8 @@ def _drafter(
     if own:
         draft_facts = left_for_drafts(facts, architecture, model_config)
     elif draft_facts is not None:
-        draft_facts = replace(draft_facts, architecture=drafter.architecture(draft_facts.architecture))
+        keys = drafter.completed(draft_facts.config, request)
+        draft_facts = replace(draft_facts, architecture=drafter.architecture(draft_facts.architecture), config=keys)
     model = None if draft_facts is None else _draft_model(bench, draft_facts, device, dtype, own=own)
     return DrafterDecision(drafter, request, settings, model)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import Distribution, EntryPoint, distributions
 
 from packaging.utils import canonicalize_name
@@ -42,9 +43,11 @@ def discover(
     """Return refs for ``entry_points``, or for all installed ones. Imports nothing and never raises for a plugin."""
     found = Discovered()
     points = _installed(found) if entry_points is None else iter(entry_points)
+    # Each look at a distribution's metadata reads and parses the whole file, and one distribution may bring hundreds.
+    owner_of = cache(_owner)
     for point in points:
         if point.group.startswith(PREFIX):
-            found.refs.append(_ref(point, validate_hook, adapters))
+            found.refs.append(_ref(point, owner_of(point.dist), validate_hook, adapters))
     found.refs = list({(*ref.sort_key, ref.family, ref.stage): ref for ref in found.refs}.values())
     return found
 
@@ -83,8 +86,13 @@ def _broken(distribution: Distribution, error: Exception) -> PluginRef:
     return ref
 
 
-def _ref(point: EntryPoint, validate_hook: Callable[[object], object], adapters: Adapters) -> PluginRef:
-    owner, version, path = _owner(point)
+def _ref(
+    point: EntryPoint,
+    owned_by: tuple[str, str, str],
+    validate_hook: Callable[[object], object],
+    adapters: Adapters,
+) -> PluginRef:
+    owner, version, path = owned_by
     match = _GROUP.fullmatch(point.group)
     family = match["family"] if match else point.group.removeprefix(PREFIX)
     ref = PluginRef(family, point.name, owner, version, point.value, path)
@@ -101,8 +109,8 @@ def _ref(point: EntryPoint, validate_hook: Callable[[object], object], adapters:
     return ref
 
 
-def _owner(point: EntryPoint) -> tuple[str, str, str]:
-    distribution = point.dist
+def _owner(distribution: Distribution | None) -> tuple[str, str, str]:
+    """Return its name, its version and the folder of its metadata."""
     if distribution is None:
         return "unknown", "", ""
     metadata: Mapping[str, str] = distribution.metadata  # type: ignore[assignment]

@@ -287,10 +287,12 @@ def _one_token(q_HD: torch.Tensor, k_LKD: torch.Tensor, v_LKV: torch.Tensor, sha
     heads, last = [], len(k_LKD) - 1
     for head in range(shape.heads):
         scores = k_LKD[:, head // shape.ratio].double() @ q_HD[head].double()
-        for key in range(len(scores) if shape.dual_chunk else 0):
+        if shape.dual_chunk:
             # Keys of the chunk before and of all earlier ones meet queries of their own.
-            rotation = min(last // shape.dual_chunk - key // shape.dual_chunk, 2)
-            scores[key] = k_LKD[key, head // shape.ratio].double() @ q_HD[rotation * shape.heads + head].double()
+            chunks_L = torch.arange(len(k_LKD), device=q_HD.device) // shape.dual_chunk
+            turns_L = (last // shape.dual_chunk - chunks_L).clamp(max=2)
+            own_LD = q_HD[turns_L * shape.heads + head].double()
+            scores = (k_LKD[:, head // shape.ratio].double() * own_LD).sum(1)
         scores = scores * shape.head_size**-0.5
         if shape.softcap:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)

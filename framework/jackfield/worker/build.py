@@ -194,7 +194,9 @@ def make_model(spec: WorkerSpec, device: torch.device, communicator: Communicato
 
 def weight_map(spec: WorkerSpec) -> WeightMap:
     """Return where the checkpoint's tensors go."""
-    return spec.architecture.weight_map(spec.model_config, _container(spec))
+    weights = spec.architecture.weight_map(spec.model_config, _container(spec))
+    method, tensors = spec.quantization, spec.facts.tensors
+    return method.shared_tensors(tensors, method.parse(spec.facts.quantization_config)).added_to(weights)
 
 
 def attention_env(choice: AttentionChoice, block_size: int, device: torch.device) -> AttentionEnv:

@@ -9,11 +9,14 @@ from jackfield.interfaces import ExpertsRequest, Reason
 UNITS = {"int4": 2, "mxfp4": 32}
 """Inputs that a layout packs or scales together."""
 
+TWO = frozenset({"swiglu_oai", "swiglu_step", "situ"})
+"""Activations that are nothing without a gate."""
+
 
 def shared_limits(request: ExpertsRequest) -> Iterator[Reason]:
     """Return what no backend can compute."""
-    if request.activation == "swiglu_oai" and not request.gated:
-        yield Reason("activation", "gated", "swiglu_oai multiplies two projections")
+    if request.activation in TWO and not request.gated:
+        yield Reason("activation", "gated", f"{request.activation} multiplies two projections")
     unit = UNITS.get(request.kind, 1)
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(request, name)

@@ -7,19 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from jackfield.interfaces import ParameterSpec
-from jackfield_quantization.compressed_tensors import MASK, WeightArgs
+from jackfield_quantization.compressed_tensors import MASK, ZERO, WeightArgs
 from jackfield_quantization.scaled import Grid, Nibbles, Numbers, PackedZeros, ScaledStorage, Sixes, Typed, Words
 from jackfield_quantization.stored import Piece, PlainStorage, Storage, Stored
 from jackfield_quantization.stored_method import PLAIN, unreadable
 from jackfield_quantization.unquantized_scheme import WEIGHT
 
-PACKED, SCALE, ZERO, GLOBAL, ORDER = (
-    "weight_packed",
-    "weight_scale",
-    "weight_zero_point",
-    "weight_global_scale",
-    "weight_g_idx",
-)
+PACKED, SCALE, GLOBAL, ORDER = "weight_packed", "weight_scale", "weight_global_scale", "weight_g_idx"
 COMPRESSED, SHAPE = "compressed", "shape"
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from jackfield.errors import ConfigError
-from jackfield.interfaces import LayerInfo, TensorFacts
+from jackfield.interfaces import LayerInfo, SharedTensors, TensorFacts
+from jackfield_quantization.compressed_rotations import OUTPUT, Rotation, rotations_of, stored_rotations
 from jackfield_quantization.fp8_checkpoint import block_of
 from jackfield_quantization.matching import REGEX, named, names_in, wrong
-from jackfield_quantization.stored_method import StoredMethod, unreadable
+from jackfield_quantization.stored_method import StoredMethod, refuse_narrow, unreadable
 
 if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
@@ -36,11 +37,10 @@ FORMATS = frozenset(
 STRATEGIES = frozenset({"tensor", "channel", "group", "tensor_group", "block"})
 PACKED_LAYOUTS = {("int", 4): "int4", ("float", 8): "fp8", ("float", 4): "mxfp4"}
 """Layouts that experts may be in, by kind and bits. All backends that take one of them take dense experts too."""
+ZERO = "weight_zero_point"
 MASK = "bitmask"
 """A tensor that tells where a sparse weight is not 0."""
 SPARSE = frozenset({"dense", "sparse-24-bitmask"})
-FUSED = frozenset({"weight_input", "weight_output"})
-"""Where a rotation is part of the weights that are stored."""
 SUPPORTED = (
     "int of 2 to 8 bits (tensor, channel, group; symmetric or not), float of 8 bits (tensor, channel, group, block), "
     "of 4 bits (groups of 16 with a global scale, or of 32) and of 6 bits (groups of 32)"
@@ -77,10 +77,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class CompressedSpec:
-    """All groups, and what is left alone."""
+    """All groups, what is left alone, and what is rotated."""
 
     groups: tuple[Group, ...]
     ignored: tuple[str, ...]
+    rotations: tuple[Rotation, ...] = ()
+
+    def rotations_of(self, info: LayerInfo, source: str) -> tuple[Rotation, ...]:
+        """Return the rotations around a module's weight."""
+        kind = CLASSES.get(info.role, "Linear")
+        return tuple(rotation for rotation in self.rotations if rotation.takes(source, kind))
 
     def group_of(self, info: LayerInfo, source: str) -> Group | None:
         """Return the group that means a module most closely: by name, then by expression, then by class."""
@@ -111,7 +117,7 @@ class CompressedTensors(StoredMethod):
         if not isinstance(groups, Mapping):
             raise wrong("config_groups", groups, "a mapping of groups")
         made = tuple(_group(key, value, written) for key, value in groups.items())
-        return CompressedSpec(made, names_in(config, "ignore"))
+        return CompressedSpec(made, names_in(config, "ignore"), rotations_of(config))
 
     @classmethod
     def left_alone(cls, info: LayerInfo, source: str, spec: CompressedSpec) -> bool:
@@ -128,8 +134,14 @@ class CompressedTensors(StoredMethod):
 
     @classmethod
     def is_packed(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: CompressedSpec) -> bool:
-        """See StoredMethod. What is sparse need not be quantized."""
-        return MASK in facts or super().is_packed(info, source, facts, spec)
+        """See StoredMethod. What is sparse or rotated need not be quantized."""
+        changed = MASK in facts or bool(spec.rotations_of(info, source))
+        return changed or super().is_packed(info, source, facts, spec)
+
+    @classmethod
+    def shared_tensors(cls, tensors: Mapping[str, TensorFacts], spec: CompressedSpec) -> SharedTensors:
+        """See QuantizationMethod."""
+        return stored_rotations(tensors, spec.rotations)
 
     @classmethod
     def experts_layout(cls, spec: CompressedSpec) -> str:
@@ -143,6 +155,22 @@ class CompressedTensors(StoredMethod):
     @classmethod
     def storage(cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: CompressedSpec) -> Storage:
         """See StoredMethod."""
+        rotations = spec.rotations_of(info, source)
+        if not rotations:
+            return cls._unrotated(info, source, facts, spec)
+        from jackfield_quantization.rotated_storage import RotatedStorage
+        from jackfield_quantization.stored import PlainStorage
+
+        _check_rotated(info, source, facts, rotations)
+        if MASK in facts or super().is_packed(info, source, facts, spec):
+            return RotatedStorage(cls._unrotated(info, source, facts, spec), rotations)
+        refuse_narrow(info, source, facts)
+        return RotatedStorage(PlainStorage(), rotations)
+
+    @classmethod
+    def _unrotated(
+        cls, info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], spec: CompressedSpec
+    ) -> Storage:
         from jackfield_quantization.compressed_storage import SparseStorage, storage_of
 
         if MASK in facts and cls.left_alone(info, source, spec):
@@ -153,7 +181,29 @@ class CompressedTensors(StoredMethod):
         if made is None:
             detail = f"{group.weights}, format {group.format}"
             raise unreadable(info, source, f"nothing reads {detail}", f"what is read: {SUPPORTED}")
+        if facts and (ZERO in facts) is group.weights.symmetric:
+            state = "has" if ZERO in facts else "lacks"
+            detail = f"it {state} a {ZERO}, and the configuration says: {group.weights}"
+            raise unreadable(info, source, detail, "correct quantization_config, or save the model again")
         return SparseStorage(made) if MASK in facts else made
+
+
+def _check_rotated(
+    info: LayerInfo, source: str, facts: Mapping[str, TensorFacts], rotations: tuple[Rotation, ...]
+) -> None:
+    """Refuse rotations that cannot become part of a matrix.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    places = [rotation.place for rotation in rotations]
+    remedy = "rotate weights alone, or other modules"
+    if len(set(places)) < len(places):
+        raise unreadable(info, source, "it is rotated twice at one place", remedy)
+    if OUTPUT in places and "bias" in facts:
+        raise unreadable(info, source, "its outputs are rotated behind a bias", remedy)
+    if info.role not in ("linear", "head"):
+        raise unreadable(info, source, f"activations of the role '{info.role}' are rotated", remedy)
 
 
 def _closeness(target: str, source: str, kind: str) -> int | None:
@@ -170,22 +220,6 @@ def _refuse_others(config: Mapping[str, object]) -> None:
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in SPARSE:
         remedy = f"use a checkpoint whose format of sparse weights is one of {', '.join(sorted(SPARSE))}"
         raise _not_undone("sparsity_config.format", sparse.get("format"), "sparse weights in another form", remedy)
-    transforms = config.get("transform_config") or {}
-    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
-    if not groups:
-        return
-    if not isinstance(groups, Mapping):
-        raise wrong("transform_config.config_groups", groups, "a mapping of groups")
-    for name, group in groups.items():
-        field = f"transform_config.config_groups.{name}.apply"
-        places = group.get("apply", []) if isinstance(group, Mapping) else group
-        if not isinstance(places, list):
-            raise wrong(field, places, "a list of places")
-        for place in places:
-            where = place.get("location") if isinstance(place, Mapping) else place
-            if where not in FUSED:
-                remedy = f"quantize the model with rotations of weights alone ({', '.join(sorted(FUSED))})"
-                raise _not_undone(field, where, "rotations of activations", remedy)
 
 
 def _not_undone(key: str, value: object, what: str, remedy: str) -> ConfigError:

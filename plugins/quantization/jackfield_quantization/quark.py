@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 SUPPORTED = (
     "fp8_e4m3 and fp8_e5m2 (per_tensor, per_channel, per_group, per_block), int8 (per_tensor, per_channel; symmetric), "
-    "int4 and uint4 (per_group), fp4, fp6_e2m3 and fp6_e3m2 (per_group of 32, scales in e8m0)"
+    "int4 and uint4 (per_group), fp4, fp6_e2m3 and fp6_e3m2 (per_group of 32, scales in e8m0), fp4 with scales in fp8 "
+    "(per_group of 16)"
 )
 FLOATS: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Quark's words for types that torch has, and torch's."""
 LAYOUTS: Mapping[str, str] = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int4": "int4", "uint4": "int4"}
 """Layouts that experts may be in."""
 WHOLE = ("per_tensor", "per_channel")
+NVFP4, NVFP4_GROUP = "nvfp4", 16
+"""Four-bit floats whose scales are 8-bit floats with one scale for all of them; and numbers that share a scale."""
 NAMES = ("weight", "weight_zero_point", "weight_scale")
 
 
@@ -127,6 +130,9 @@ class Quark(StoredMethod):
         if weight.dtype in FLOATS:
             rows, columns = weight.block or (1, weight.group)
             return ScaledStorage(Typed(FLOATS[weight.dtype]), Grid(("weight_scale",), rows, columns))
+        if weight.dtype == NVFP4:
+            scale = Grid(("weight_scale",), 1, weight.group, "float8_e4m3fn")
+            return ScaledStorage(Nibbles("weight"), scale, factor="weight_scale_2", unused=("input_scale_2",))
         if weight.dtype == "int8" and weight.scheme in WHOLE:
             return ScaledStorage(Typed("int8"), Grid(("weight_scale",)))
         if weight.dtype not in ("fp4", "fp6_e2m3", "fp6_e3m2") or weight.scheme != "per_group" or weight.group != 32:
@@ -157,10 +163,22 @@ def _weight(key: str, value: object) -> QuarkWeight | None:
     if weight is None:
         return None
     if isinstance(weight, list):
-        raise wrong(f"{key}.weight", weight, "quantized in one step")
+        if _is_nvfp4(weight):
+            return QuarkWeight(NVFP4, "per_group", NVFP4_GROUP)
+        raise wrong(f"{key}.weight", weight, "quantized in one step, or in fp4 whose scales are fp8_e4m3")
     if weight.get("dtype") == "int8" and not weight.get("symmetric", True):
         raise wrong(f"{key}.weight.symmetric", False, "true for int8")
     scheme, size = str(weight.get("qscheme")), int(weight.get("group_size") or 0)
     block = block_of(weight.get("block_size")) if scheme == "per_block" else None
     group, symmetric = size if scheme == "per_group" else 0, bool(weight.get("symmetric", True))
     return QuarkWeight(str(weight.get("dtype")), scheme, group, block, symmetric)
+
+
+def _is_nvfp4(steps: list[Any]) -> bool:
+    """Return whether weights are four-bit floats, and their scales 8-bit floats with one scale."""
+    if len(steps) != 2 or not all(isinstance(step, Mapping) for step in steps):
+        return False
+    numbers, scales = steps
+    four = (numbers.get("dtype"), numbers.get("qscheme"), numbers.get("group_size"))
+    eight = (scales.get("dtype"), scales.get("qscheme"))
+    return four == ("fp4", "per_group", NVFP4_GROUP) and eight == ("fp8_e4m3", "per_tensor")

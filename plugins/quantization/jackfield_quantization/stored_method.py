@@ -76,9 +76,8 @@ class StoredMethod(QuantizationMethod):
         for shard, source in sources_of(info).items():
             facts = info.tensors.get(shard, {})
             packed = cls.is_packed(info, source, facts, spec)
-            if not packed and is_narrow(facts):
-                detail = f"its weight is stored as {facts[WEIGHT].dtype}, but the configuration leaves it alone"
-                raise unreadable(info, source, detail, "correct quantization_config in config.json")
+            if not packed:
+                refuse_narrow(info, source, facts)
             found[shard] = cls.storage(info, source, facts, spec) if packed else None
         if not any(found.values()):
             return None
@@ -120,6 +119,17 @@ class StoredMethod(QuantizationMethod):
 def is_narrow(facts: Mapping[str, TensorFacts]) -> bool:
     """Return whether a module's weight is in a type that no computation is done in: it means nothing without scales."""
     return WEIGHT in facts and facts[WEIGHT].dtype not in PLAIN
+
+
+def refuse_narrow(info: LayerInfo, source: str, facts: Mapping[str, TensorFacts]) -> None:
+    """Refuse a weight in a narrow type that the configuration leaves alone.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    if is_narrow(facts):
+        detail = f"its weight is stored as {facts[WEIGHT].dtype}, but the configuration leaves it alone"
+        raise unreadable(info, source, detail, "correct quantization_config in config.json")
 
 
 def unreadable(info: LayerInfo, source: str, detail: str, remedy: str = "") -> CheckpointError:

@@ -19,6 +19,7 @@ from jackfield.interfaces import (
     WeightMap,
     WeightRule,
 )
+from jackfield_spec_decode.eagle_forms import form_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +35,8 @@ LAYER = {
     "post_norm": "post_attention_layernorm",
 }
 """Checkpoint modules of a layer, by target and shard."""
+FIRST = ("midlayer", "layers.0")
+"""Names of EAGLE-3's first layer: the authors' and others'."""
 IGNORE = (r"(model\.)?embed_tokens\.weight", r".*\.rotary_emb\.inv_freq")
 """The target's embedding is used, of which checkpoints may have a copy."""
 
@@ -68,6 +71,8 @@ class EagleConfig(TextConfig):
     mask_token: int | None = None
     mask_shape: tuple[int, ...] = ()
     normed_stream: bool = False
+    own_embed: bool = False
+    normed_taps: bool = False
 
 
 class Eagle(ModelArchitecture):
@@ -113,43 +118,58 @@ class Eagle3(Eagle):
     Checkpoints that draft in parallel (P-EAGLE) have ``mask_hidden`` beside: features, before they are fused, that
     stand for unknown ones. Their config names the token that stands for unknown ones (``ptd_token_id``, ``pard_token``
     or ``mask_token_id``), and their embedding is their own, since that token was learnt.
+
+    The first layer is called ``midlayer``, or ``layers.0``. The speculators library has the decoder's keys in a section
+    of their own, and may have trained the embedding (``embed_requires_grad``) and a norm before ``fc``
+    (``norm_before_fc``); Model Optimizer has taps in ``eagle_config``.
     """
 
     name = "Eagle3LlamaForCausalLM"
     summary = "EAGLE-3 layers for Llama-like targets, which may draft in parallel"
     kinds: ClassVar[frozenset[str]] = frozenset(
-        {"Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3", "PeagleLlamaForCausalLM", "PEagleDraftModel"}
+        {
+            "Eagle3LlamaForCausalLM",
+            "LlamaForCausalLMEagle3",
+            "Eagle3Speculator",
+            "Eagle3DraftModel",
+            "PeagleLlamaForCausalLM",
+            "PEagleDraftModel",
+        }
     )
 
     @classmethod
     def config(cls, hf: ConfigReader) -> EagleConfig:
         """See ModelArchitecture."""
-        common = decoder_keys(hf)
-        taps = tuple(hf.get("eagle_aux_hidden_state_layer_ids", ()))
+        form = form_of(hf)
+        common = decoder_keys(form.decoder)
         width = hf.get("target_hidden_size", common["hidden_size"])
-        token, shape = _mask(hf, (len(taps) or 3) * width, common["vocab_size"])
+        token, shape = _mask(hf, (len(form.taps) or 3) * width, common["vocab_size"])
         return EagleConfig(
             **common,
             draft_vocab=hf.get("draft_vocab_size", common["vocab_size"]),
             feature_size=width,
-            taps=taps,
+            taps=form.taps,
             mask_token=token,
             mask_shape=shape,
             normed_stream=bool(hf.get("norm_before_residual", False)),
+            own_embed=form.own_embed or token is not None,
+            normed_taps=form.normed_taps,
         )
 
     @classmethod
     def weight_map(cls, config: EagleConfig, container: str) -> WeightMap:
         """See ModelArchitecture."""
-        names = {"fc": "fc", "norm": "norm", "lm_head": "head", "midlayer.hidden_norm": "layers.0.hidden_norm"}
-        names["midlayer.input_layernorm"] = "layers.0.input_norm"
+        names = {"fc": "fc", "norm": "norm", "lm_head": "head"}
+        names |= {f"{first}.hidden_norm": "layers.0.hidden_norm" for first in FIRST}
+        names |= {f"{first}.input_layernorm": "layers.0.input_norm" for first in FIRST}
         names |= {f"layers.{i}.input_layernorm": f"layers.{i}.input_norm" for i in range(1, config.num_layers)}
-        if config.mask_token is not None:
-            names |= {"mask_hidden": "mask_hidden", "embed_tokens": "embed"}
-        if config.draft_vocab != config.vocab_size:
-            names["d2t"] = "d2t"
+        names |= {"mask_hidden": "mask_hidden"} if config.mask_token is not None else {}
+        names |= {"embed_tokens": "embed"} if config.own_embed else {}
+        names |= {"input_norm": "taps_norm"} if config.normed_taps else {}
+        names |= {"d2t": "d2t"} if config.draft_vocab != config.vocab_size else {}
         rules = [WeightRule(f"model.{source}", target) for source, target in names.items()]
-        rules += _layer("model.midlayer", "layers.0")
+        for first in FIRST:
+            rules += _layer(f"model.{first}", "layers.0")
         for index in range(1, config.num_layers):
             rules += _layer(f"model.layers.{index}", f"layers.{index}")
         return WeightMap(tuple(rules), (*IGNORE, r"(model\.)?(t2d|d2t)"), droppable="model.")

@@ -169,7 +169,9 @@ class Eagle3Drafter(EagleDrafter):
     kinds: ClassVar[frozenset[str]] = frozenset({"eagle3"})
     needs: ClassVar[frozenset[str]] = EagleDrafter.needs | {"taps"}
     builds: ClassVar[str] = "Eagle3LlamaForCausalLM"
-    saved_as: ClassVar[frozenset[str]] = frozenset({"LlamaForCausalLM", "LlamaForCausalLMEagle3"})
+    saved_as: ClassVar[frozenset[str]] = frozenset(
+        {"LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel"}
+    )
     options: ClassVar[Mapping[str, Option]] = {
         **EagleDrafter.options,
         "parallel_drafting": Option(

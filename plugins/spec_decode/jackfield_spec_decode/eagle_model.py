@@ -95,6 +95,7 @@ class Eagle3Module(EagleModule):
         nn.Module.__init__(self)
         self.config, width, eps = config, config.hidden_size, config.norm_eps
         count = len(config.taps) or 3
+        self.taps_norm = ctx.norm("taps_norm", count * config.feature_size, eps) if config.normed_taps else None
         self.fc = ctx.linear("fc", count * config.feature_size, width, bias=False)
         self.input_norm = ctx.norm("layers.0.input_norm", width, eps)
         self.hidden_norm = ctx.norm("layers.0.hidden_norm", width, eps)
@@ -109,8 +110,9 @@ class Eagle3Module(EagleModule):
         self.mask_hidden: Any = None
         if config.draft_vocab != config.vocab_size:
             self.d2t = ctx.parameters("d2t", {"weight": (config.draft_vocab,)}, dtype=torch.int64)
-        if config.mask_token is not None:
+        if config.own_embed:
             self.embed = ctx.embedding("embed", config.vocab_size, width)
+        if config.mask_token is not None:
             self.mask_hidden = ctx.parameters("mask_hidden", {"weight": config.mask_shape})
 
     def taps(self, layers: int) -> tuple[int, ...]:
@@ -120,7 +122,7 @@ class Eagle3Module(EagleModule):
 
     def fuse(self, features_TF: torch.Tensor) -> torch.Tensor:
         """See EagleModule."""
-        fused_TE: torch.Tensor = self.fc(features_TF)
+        fused_TE: torch.Tensor = self.fc(features_TF if self.taps_norm is None else self.taps_norm(features_TF))
         return fused_TE
 
     def unknown(self) -> Result:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FAR = 1 << 30
 """Heads see no positions."""
+AUTHORS_COUNT = "medusa_num_heads"
+"""What the authors of Medusa call the number of heads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +34,14 @@ class HeadsConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedusaConfig(HeadsConfig):
-    """Medusa: residual layers of each head. one_head: all share the projection to the vocabulary."""
+    """Medusa: residual layers of each head. one_head: all share the projection to the vocabulary. first: names are
+    those of the authors' own files.
+    """
 
     depth: int
     bias: bool
     one_head: bool
+    first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +56,11 @@ class MlpSpeculatorConfig(HeadsConfig):
 
 
 class MedusaModel(ModelArchitecture):
-    """``MedusaModel``: heads of residual layers, each for one place (Cai et al. 2024, arXiv:2401.10774)."""
+    """``MedusaModel``: heads of residual layers, each for one place (Cai et al. 2024, arXiv:2401.10774).
+
+    The authors' own files (``medusa_lm_head``) have ``HEAD.LAYER.linear`` and behind the layers the projection,
+    ``HEAD.LAYERS``; their config.json has ``medusa_num_heads`` and ``medusa_num_layers``, and no sizes.
+    """
 
     name = "MedusaModel"
     summary = "Medusa heads"
@@ -74,16 +83,18 @@ class MedusaModel(ModelArchitecture):
                 value=part,
                 remedy=f"use heads over all {vocab} tokens",
             )
-        hf.ignore("max_paths", "topk", "max_seq_len", "base_model_name_or_path", "medusa_choices")
+        hf.ignore("max_paths", "topk", "max_seq_len", "base_model_name_or_path", "medusa_choices", "version")
+        first = hf.get("num_heads") is None and hf.get(AUTHORS_COUNT) is not None
         return MedusaConfig(
             vocab_size=vocab,
             hidden_size=hf.require("hidden_size", int),
             num_layers=0,
             max_position=FAR,
-            num_heads=hf.require("num_heads", int),
-            depth=hf.get("num_hidden_layers", 1),
-            bias=bool(hf.get("medusa_fc_bias", False)),
+            num_heads=hf.require(AUTHORS_COUNT if first else "num_heads", int),
+            depth=hf.get("medusa_num_layers" if first else "num_hidden_layers", 1),
+            bias=first or bool(hf.get("medusa_fc_bias", False)),
             one_head=bool(hf.get("original_lm_head", False)),
+            first=first,
         )
 
     @classmethod
@@ -93,7 +104,9 @@ class MedusaModel(ModelArchitecture):
 
     @classmethod
     def weight_map(cls, config: MedusaConfig, container: str) -> WeightMap:
-        """See ModelArchitecture; names may lack ``medusa_heads.``."""
+        """See ModelArchitecture; names may lack ``medusa_heads.``, and the authors' ``medusa_head.``."""
+        if config.first:
+            return _authors_map(config)
         start = "medusa_heads."
         rules = [
             WeightRule(f"{start}blocks.{head}.layers.{layer}", f"blocks.{head}.{layer}")
@@ -112,6 +125,18 @@ class MedusaModel(ModelArchitecture):
         from jackfield_spec_decode.heads_model import MedusaHeads
 
         return MedusaHeads(config, ctx)
+
+
+def _authors_map(config: MedusaConfig) -> WeightMap:
+    """Return the weight map of the authors' files, whose heads are sequences of layers that end with a projection."""
+    start, heads = "medusa_head.", range(config.num_heads)
+    layers = [
+        WeightRule(f"{start}{head}.{layer}.linear", f"blocks.{head}.{layer}")
+        for head in heads
+        for layer in range(config.depth)
+    ]
+    projections = [WeightRule(f"{start}{head}.{config.depth}", f"heads.{head}") for head in heads]
+    return WeightMap((*layers, *projections), droppable=start)
 
 
 class MlpSpeculator(ModelArchitecture):

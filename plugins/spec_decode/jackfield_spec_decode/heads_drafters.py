@@ -125,6 +125,11 @@ class MedusaDrafter(HeadsDrafter):
         "train_head": Option(bool, False, "learn a projection for each head; else all share the target's as it is"),
     }
 
+    @classmethod
+    def completed(cls, config: Mapping[str, Any], request: DrafterRequest) -> Mapping[str, Any]:
+        """See Drafter: files of Medusa's authors say no sizes."""
+        return {"hidden_size": request.hidden_size, "vocab_size": request.vocab_size, **config}
+
     def draft(self, step: DraftRound) -> torch.Tensor:
         """See Drafter: no head waits for another."""
         likeliest_BK: torch.Tensor = self._module.likeliest(step.hidden[step.rows, step.kept], step.num_drafts)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoders_two_ranks import environment
-from layer_world import build_plan
+from layer_world import build_plan, environment
 
 from jackfield.checkpoint import JsonConfigReader
 from jackfield.distributed import SingleCommunicator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,9 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "plain silu": {"activation": "silu", "gated": False, "bias": True},
     "biases": {"bias": True},
     "clamped": {"activation": "swiglu_oai", "bias": True, "alpha": 1.3, "limit": 0.7},
+    "stepped": {"activation": "swiglu_step", "limit": 0.4},
+    "tangents": {"activation": "situ", "alpha": 0.8, "limit": 0.6},
+    "logits as weights": {"scoring": "none", "renormalize": False},
     "weights on inputs": {"weigh_input": True, "scoring": "sigmoid_chosen", "renormalize": False},
     "one weight on inputs": {"weigh_input": True, "scoring": "sigmoid_chosen", "renormalize": False, "top_k": 1},
     "zero experts": {"zero_experts": 3, "top_k": 4},
@@ -174,6 +178,59 @@ def test_layouts_as_they_are_written() -> None:
     found = matrix_of(ExpertMatrices("int8", torch.ones(1, 4, 3, dtype=torch.int8), blocks), 0, torch.float32)
     assert found[:, 0].tolist() == [1.0, 1.0, 100.0, 100.0]
     assert found[0].tolist() == [1.0, 1.0, 10.0]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def bounded(x: float, least: float, most: float) -> float:
+    return min(max(x, least), most)
+
+
+GATES: dict[str, tuple[dict[str, Any], Any]] = {
+    "silu": ({}, lambda g, u: g * sigmoid(g) * u),
+    "gelu": ({}, lambda g, u: g * 0.5 * (1 + math.erf(g / math.sqrt(2))) * u),
+    "gelu_tanh": (
+        {},
+        lambda g, u: g * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u,
+    ),
+    "relu2": ({}, lambda g, u: max(g, 0.0) ** 2 * u),
+    "swiglu_oai": (
+        {"alpha": 1.3, "limit": 0.7},
+        lambda g, u: (bounded(u, -0.7, 0.7) + 1) * min(g, 0.7) * sigmoid(1.3 * min(g, 0.7)),
+    ),
+    "swiglu_step": ({"limit": 0.4}, lambda g, u: min(g * sigmoid(g), 0.4) * bounded(u, -0.4, 0.4)),
+    "situ": (
+        {"alpha": 0.8, "limit": 0.6},
+        lambda g, u: 0.8 * math.tanh(g / 0.8) * sigmoid(g) * 0.6 * math.tanh(u / 0.6),
+    ),
+    "situ, up as it is": ({"alpha": 0.8, "limit": 0.0}, lambda g, u: 0.8 * math.tanh(g / 0.8) * sigmoid(g) * u),
+}
+ALONE = {
+    "silu": lambda x: x * sigmoid(x),
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gated_activations_number_by_number(name: str) -> None:
+    """Written out, since the loop above takes the same functions."""
+    options, wanted = GATES[name]
+    rows = numbers(3, 14, seed=6) * 2
+    found = activation_of(ExpertsRequest(activation=name.split(",")[0], **options))(rows)
+    pairs = [[wanted(g, u) for g, u in zip(row[:7], row[7:], strict=True)] for row in rows.double().tolist()]
+    torch.testing.assert_close(found.double(), torch.tensor(pairs, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_activations_without_a_gate_number_by_number(name: str) -> None:
+    rows = numbers(3, 7, seed=6) * 2
+    found = activation_of(ExpertsRequest(activation=name, gated=False))(rows)
+    wanted = [[ALONE[name](x) for x in row] for row in rows.double().tolist()]
+    torch.testing.assert_close(found.double(), torch.tensor(wanted, dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
 
 def test_an_activation_that_nobody_knows() -> None:

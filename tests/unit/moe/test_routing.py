@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,43 @@ def test_the_root_of_softplus() -> None:
     assert torch.equal(experts, logits().topk(2).indices)
 
 
+def test_logits_that_are_the_weights() -> None:
+    """Top-k and nothing else; a bias still chooses alone."""
+    config = replace(BASE, scoring="none", renormalize=False, scale=2.0)
+    weights, experts = route(logits(), config)
+    best = logits().topk(2)
+    assert torch.equal(experts, best.indices) and torch.equal(weights, 2.0 * best.values)
+    bias = torch.tensor([9.0, 8.0, *[0.0] * 6])
+    weights, experts = route(logits(), config, bias)
+    assert experts.sort(1).values.tolist() == [[0, 1]] * 40
+    assert torch.equal(weights, 2.0 * logits().gather(1, experts))
+
+
+def naive_v4(given: list[float], bias: list[float], scale: float) -> dict[int, float]:
+    """Return weights by expert of one token: roots of softplus, a bias of the choice, and a sum of 1 (DeepSeek-V4)."""
+    scores = [math.sqrt(math.log1p(math.exp(x))) for x in given]
+    chosen = sorted(range(len(given)), key=lambda e: (-(scores[e] + bias[e]), e))[:2]
+    return {e: scores[e] / sum(scores[c] for c in chosen) * scale for e in chosen}
+
+
+def naive_sigmoid(given: list[float], bias: list[float], scale: float) -> dict[int, float]:
+    """Return the same of sigmoids (MiniMax-M2, GLM-4.5)."""
+    scores = [1 / (1 + math.exp(-x)) for x in given]
+    chosen = sorted(range(len(given)), key=lambda e: (-(scores[e] + bias[e]), e))[:2]
+    return {e: scores[e] / sum(scores[c] for c in chosen) * scale for e in chosen}
+
+
+@pytest.mark.parametrize(("scoring", "naive"), [("sqrtsoftplus", naive_v4), ("sigmoid", naive_sigmoid)])
+def test_scores_with_a_bias_made_to_sum_to_a_scale(scoring: str, naive: Any) -> None:
+    bias = torch.linspace(0.4, -0.4, 8)
+    config = replace(BASE, scoring=scoring, scale=1.5)
+    weights, experts = route(logits(), config, bias)
+    for row, given in enumerate(logits().double().tolist()):
+        wanted = naive(given, bias.double().tolist(), 1.5)
+        assert experts[row].tolist() == list(wanted)
+        assert weights[row].tolist() == pytest.approx(list(wanted.values()), abs=1e-6)
+
+
 def test_sparsemixer_equals_its_paper_written_out_for_one_token() -> None:
     given = torch.tensor([[2.0, 1.9, -1.0, 1.0]])
     config = replace(BASE, num_experts=4, scoring="sparsemixer", jitter=0.1)
@@ -77,7 +115,7 @@ def test_sparsemixer_equals_its_paper_written_out_for_one_token() -> None:
     assert weights[0, 1].item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "softmax_chosen", "sqrtsoftplus", "sparsemixer"])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "softmax_chosen", "sqrtsoftplus", "sparsemixer", "none"])
 def test_ties_go_to_the_lower_index(scoring: str) -> None:
     config = replace(BASE, num_experts=64, top_k=4, scoring=scoring, num_groups=1)
     assert route(torch.ones(3, 64), config)[1].tolist() == [[0, 1, 2, 3]] * 3
@@ -126,6 +164,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_groups": 3}, "8 experts are not 3 equal groups"),
     ({"num_groups": 4, "top_groups": 1, "top_k": 3}, "1 of 4 groups do not have 3 experts"),
     ({"num_groups": 8, "top_groups": 4, "group_score": "top2"}, "groups of one expert have no two best"),
+    ({"scoring": "none"}, "logits that are weights have no sum that they could be divided by"),
     ({"group_score": "mean"}, "the score of groups 'mean' is not known"),
     ({"top_k": 0, "scoring": "x"}, "the scoring 'x' is not known; 0 of 8 experts cannot be chosen"),
 ]

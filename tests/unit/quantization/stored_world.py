@@ -125,7 +125,8 @@ def linear(
         cut = RowSlice(start, start + shard.size, total) if fused else None
         rules.append(WeightRule(f"{path}.{fused or shard.name}", "layer", shard.name, cut=cut))
         start += shard.size
-    weights = WeightMap(tuple(rules))
+    shared = method.shared_tensors(facts_of(tensors), method.parse(config))
+    weights = shared.added_to(WeightMap(tuple(rules)))
     made = builder(method, config, tensors, weights, rank or Rank(), dtype)
     layer = made.linear("layer", inputs, shards, parallel=parallel)
     holder = nn.Module()

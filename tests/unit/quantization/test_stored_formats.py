@@ -26,7 +26,7 @@ HQQ_SETTINGS = (
     *("round_zero", "encoded_state_dict", "stores_quant_config"),
 )
 """What HQQ's writer notes, and no number depends on."""
-NEEDLESS = {"modelopt-int4-fp8-awq": "weight_scale_2"}
+NEEDLESS = {"modelopt-int4-fp8-awq": "weight_scale_2", "quark-nvfp4": "input_scale_2"}
 """What some formats have for activations, and others need."""
 EVERY = pytest.mark.parametrize("name", FORMATS)
 

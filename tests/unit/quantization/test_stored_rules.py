@@ -294,6 +294,11 @@ def refuse(name: str, config: dict[str, Any], message: str) -> None:
         ("bitsandbytes", {"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type is not"),
         ("modelopt", {"quant_algo": "NVFP4_SVD"}, "quant_algo is not one of"),
         ("quark", {"export": {"pack_method": "other"}}, "pack_method is not one of"),
+        (
+            "quark",
+            {"global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},
+            "is not quantized in",
+        ),
         ("auto_round", {"packing_format": "auto_round:mlx"}, "packing_format is not one of"),
         ("auto_round", {"packing_format": "auto_round:fp8", "data_type": "int"}, "data_type is not"),
         ("auto_round", {"packing_format": "auto_round:mx_fp", "data_type": "mx_fp", "bits": 6}, "bits is not one of"),
@@ -357,9 +362,9 @@ def test_zero_points_follow_the_configuration() -> None:
     symmetric = compressed(W4, "pack-quantized")(weight_of(64))[0]
     asymmetric = compressed({**W4, "symmetric": False}, "pack-quantized")(weight_of(64))[0]
     config = groups_of(W4, "pack-quantized")
-    with pytest.raises(CheckpointError, match=r"used by nothing: .*o\.weight_zero_point"):
+    with pytest.raises(CheckpointError, match=r"o \(layer layer\): it has a weight_zero_point, .* symmetric"):
         one(config, "compressed_tensors", asymmetric)
-    with pytest.raises(CheckpointError, match=r"lacks weights .*layer\.weight_zero_point"):
+    with pytest.raises(CheckpointError, match=r"o \(layer layer\): it lacks a weight_zero_point, .* asymmetric"):
         one(groups_of({**W4, "symmetric": False}, "pack-quantized"), "compressed_tensors", symmetric)
 
 

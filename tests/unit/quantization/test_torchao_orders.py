@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ def random(*shape: int, high: int = 16, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
 
 
+@cache
 def tiled(outputs: int, inputs: int = INPUTS, padded: int = 1024) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return tensors of tiles, and the matrix that they mean."""
     rows = -(-outputs // 8) * 8
@@ -44,6 +46,7 @@ def swizzled(scales: torch.Tensor) -> torch.Tensor:
     return flat.view(rows * 32, columns * 16)
 
 
+@cache
 def microscaled(outputs: int, *, mx: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return tensors of four-bit floats with swizzled scales, and the matrix that they mean."""
     block = 32 if mx else 16

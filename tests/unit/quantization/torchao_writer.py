@@ -152,15 +152,15 @@ def tiled() -> tuple[torch.Tensor, torch.Tensor]:
 
 def tiles_of(numbers: torch.Tensor, inner: int = 8) -> torch.Tensor:
     """Return numbers from 0 to 15 [O, I] as PyTorch's kernel packs them on CUDA, thread by thread."""
-    rows, columns = numbers.shape
-    tiles = torch.zeros(rows // 8, columns // (16 * inner), 32, inner // 2, dtype=torch.int64)
-    for row_tile, column_tile, thread, word in product(*map(range, tiles.shape)):
+    (rows, columns), grid = numbers.shape, numbers.tolist()
+    shape, words = (rows // 8, columns // (16 * inner), 32, inner // 2), []
+    for row_tile, column_tile, thread, word in product(*map(range, shape)):
         first = (column_tile * inner + 2 * word) * 16 + thread % 4 * 2
         of_thread = [first + step for step in (0, 1, 8, 9, 16, 17, 24, 25)]
-        nibbles = [int(numbers[row_tile * 8 + thread // 4, column]) for column in of_thread]
+        nibbles = [grid[row_tile * 8 + thread // 4][column] for column in of_thread]
         order = (0, 2, 4, 6, 1, 3, 5, 7)
-        tiles[row_tile, column_tile, thread, word] = sum(nibbles[n] << 4 * place for place, n in enumerate(order))
-    return tiles.to(torch.uint32).view(torch.int32)
+        words.append(sum(nibbles[n] << 4 * place for place, n in enumerate(order)))
+    return torch.tensor(words).view(shape).to(torch.uint32).view(torch.int32)
 
 
 def microscaled() -> dict[str, Any]:

@@ -29,9 +29,12 @@ def embedder() -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", make_app(PoolEngine()))
 
 
-def configured(schema: Any, pattern: str) -> Any:
-    """Return the routes of a pattern; requests are both right and wrong."""
+def configured(schema: Any, pattern: str, *, each_rule: bool = True) -> Any:
+    """Return the routes of a pattern; requests are both right and wrong. ``each_rule``: one for every rule of the
+    document and for every way to break it, always the same ones, which are made while tests are collected.
+    """
     schema.config.generation.update(modes=list(schemathesis.GenerationMode))
+    schema.config.phases.coverage.enabled = each_rule
     return schema.include(path_regex=pattern)
 
 
@@ -56,6 +59,9 @@ def check(case: Any) -> None:
 
 
 WRITER, EMBEDDER = configured(writer(), GENERATING), configured(embedder(), POOLING)
+# Requests for each rule are sent by the tests that are not slow.
+MANY_WRITER = configured(writer(), GENERATING, each_rule=False)
+MANY_EMBEDDER = configured(embedder(), POOLING, each_rule=False)
 
 
 @WRITER.parametrize()  # type: ignore[untyped-decorator]
@@ -71,14 +77,14 @@ def test_routes_that_make_vectors(case: Any) -> None:
 
 
 @pytest.mark.slow
-@WRITER.parametrize()  # type: ignore[untyped-decorator]
+@MANY_WRITER.parametrize()  # type: ignore[untyped-decorator]
 @limited(300)
 def test_many_requests_of_routes_that_generate(case: Any) -> None:
     check(case)
 
 
 @pytest.mark.slow
-@EMBEDDER.parametrize()  # type: ignore[untyped-decorator]
+@MANY_EMBEDDER.parametrize()  # type: ignore[untyped-decorator]
 @limited(300)
 def test_many_requests_of_routes_that_make_vectors(case: Any) -> None:
     check(case)

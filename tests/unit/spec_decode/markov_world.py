@@ -76,7 +76,8 @@ class MarkovWorld:
         **params: Any,
     ) -> None:
         self.target = target_VV
-        self.state = _state(count, SamplingParams(**params), seed)
+        wanted = SamplingParams(**params)
+        self.state = _state(count, wanted, seed)
         self.sampler = Sampler(self.state)
         limits = SpeculationLimits(width, LENGTH, len(target_VV), method, branches=True)
         self.speculation = Speculation(draft, self.sampler, limits, count, Transfer(CPU))
@@ -86,7 +87,7 @@ class MarkovWorld:
         self.drafts: npt.NDArray[np.int32] | None = None
         self.parents: npt.NDArray[np.int32] | None = None
         self.kept: list[float] = []
-        self.speculation.fill([_new(slot, SamplingParams(**params), seed) for slot in range(count)])
+        self.speculation.fill([_new(slot, wanted, seed) for slot in range(count)])
 
     def run(self, length: int) -> npt.NDArray[np.int64]:
         """Return [N, length] the first tokens behind the start."""

@@ -16,7 +16,7 @@ from jackfield.protocol import SchedulerOutput
 from jackfield.sampling.verification import walk_drawn, walk_equal
 from jackfield.worker.trees import ancestors, checked_parents, depths, first_paths, pruned, step_tree
 
-VOCAB, TOKENS, DRAWS = 4, 4, 16_000
+VOCAB, TOKENS, DRAWS, MANY = 4, 4, 16_000, 100_000
 TARGET = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) * 1.5
 DRAFT = TARGET * 0.6 + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
 WIDE = (-1, -1, 0, 0, 1, 2, 2)
@@ -155,6 +155,14 @@ def test_sequences_over_several_rounds_follow_the_target(tree: str, how: str) ->
     statistic, limit = chi_square(frequencies(tokens, VOCAB), expected())
     assert statistic < limit
     assert 0.2 < world.kept[0] < 2.9, "drafts must be kept and refused for this to mean anything"
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_trees_follow_the_target() -> None:
+    """As many draws as chains get, on a tree whose siblings are drawn apart."""
+    world = world_of("wide", own=True, apart=True, count=MANY)
+    statistic, limit = chi_square(frequencies(world.run(TOKENS), VOCAB), expected())
+    assert statistic < limit and 0.2 < world.kept[0] < 2.9
 
 
 def test_request_parameters_hold_for_drafts_that_branch() -> None:

@@ -13,8 +13,8 @@ from recording_platform import Graph
 from jackfield import LLM, SamplingParams
 from jackfield.interfaces import DraftRound
 from jackfield.worker.transfer import Transfer
-from worker.conftest import Start
-from worker.test_recorded_rounds import Following, Told, parts_of, prompt, replays
+from recorded.conftest import Start
+from recorded.test_recorded_rounds import Following, Told, parts_of, prompt, replays
 
 COUNT, SEQUENCES = 40, 6
 MORE_CALLS = 18

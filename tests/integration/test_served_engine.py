@@ -1,4 +1,4 @@
-"""The same for an engine in a process of its own: pause, abort, metrics, cache events."""
+"""An engine in a process of its own: pause, abort, metrics, cache events."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from engine_world import SETTINGS, greedy, ids_of, prompt, start
+from engine_world import SETTINGS, greedy, ids_of, prompt, start, write_model
 
 from jackfield import AsyncLLM
 from jackfield.errors import EngineDeadError
 from jackfield.interfaces import BlocksStored, hookimpl
 
 Test = Callable[[AsyncLLM], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("tiny"))
 
 
 def serve(model: str, test: Test, **settings: Any) -> None:

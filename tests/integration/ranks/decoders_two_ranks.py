@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from layer_world import CPU, build_plan, prefill_step
+from layer_world import BLOCK, CPU, build_plan, environment, prefill_step
 from two_ranks import PROMPTS
 
 from jackfield.checkpoint import JsonConfigReader, open_tensors, read_facts
 from jackfield.distributed import SingleCommunicator, TorchCommunicator
-from jackfield.interfaces import AttentionEnv, AttentionGroup, AttentionRequest, Communicator, RankInfo
+from jackfield.interfaces import Communicator
 from jackfield.kv_cache import CacheGroup, CachePlan
 from jackfield.layers.builder import LayerAttention, LayerBuilder
 from jackfield.loader import load_weights
@@ -28,7 +28,6 @@ from jackfield_models.olmo import Olmo2
 from jackfield_models.relatives import Phi3
 from jackfield_models.variants import Glm4, StableLm
 
-BLOCK = 4
 ARCHITECTURES: dict[str, type[Decoder]] = {
     "phi3": Phi3,
     "gemma3": Gemma3,
@@ -71,25 +70,6 @@ def logits(folder: Path, architecture: type[Decoder], communicator: Communicator
     ids = torch.tensor([token for prompt in PROMPTS for token in prompt])
     rows: torch.Tensor = model.logits(model(model.embed(ids), step.positions, context))  # type: ignore[operator]
     return rows
-
-
-def environment(group: AttentionGroup, communicator: Communicator) -> AttentionEnv:
-    """Return what the backend of a group is built with."""
-    request = AttentionRequest(
-        kind=group.kind,
-        needs=group.features,
-        dtype="float32",
-        layers=group.layers,
-        num_heads=group.num_heads,
-        num_kv_heads=group.num_kv_heads,
-        head_size=group.head_size,
-        value_head_size=group.value_head_size,
-        scale=group.scale,
-        window=group.window,
-        softcap=group.softcap,
-        rank=RankInfo(communicator.rank, communicator.size),
-    )
-    return AttentionEnv(request, TorchSdpaBackend.cache_specs(request)[0], BLOCK, CPU)
 
 
 def alone(folder: Path) -> Results:

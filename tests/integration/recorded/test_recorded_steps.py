@@ -11,7 +11,7 @@ from recording_platform import Graphs
 
 from jackfield import LLM, SamplingParams
 from jackfield.interfaces import ANY, DraftBatch, Drafter, DrafterEnv, Drafts, TargetStep
-from worker.conftest import DECODE_SIZES, SETTINGS, TOKEN_SIZES, VOCAB, Start
+from recorded.conftest import DECODE_SIZES, SETTINGS, TOKEN_SIZES, VOCAB, Start
 
 EXACT_AND_ABOVE = (1, 7, 8, 9, 16, 17, 24, 25, 39, 40, 41, 47, 48, 49, 60)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

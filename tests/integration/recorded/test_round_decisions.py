@@ -10,8 +10,8 @@ from plain_attention import Plain
 from jackfield import LLM
 from jackfield.errors import ConfigError
 from jackfield.interfaces import AttentionRequest, GraphSupport
-from worker.conftest import Start
-from worker.test_recorded_rounds import Told
+from recorded.conftest import Start
+from recorded.test_recorded_rounds import Told
 
 
 class Short(Plain):

@@ -14,6 +14,7 @@ from jackfield.interfaces import (
     OPS,
     ROUTING_OPS,
     AttentionEnv,
+    AttentionGroup,
     AttentionRequest,
     AttentionStep,
     Communicator,
@@ -40,6 +41,7 @@ from jackfield_ops.torch_ops import TorchOps
 from jackfield_quantization.unquantized import Unquantized
 
 CPU = torch.device("cpu")
+BLOCK = 4
 Weights = Mapping[str, torch.Tensor]
 
 TINY = {
@@ -220,3 +222,22 @@ __all__ = [
     "plain",
     "random_weights",
 ]
+
+
+def environment(group: AttentionGroup, communicator: Communicator) -> AttentionEnv:
+    """Return what the backend of a group is built with."""
+    request = AttentionRequest(
+        kind=group.kind,
+        needs=group.features,
+        dtype="float32",
+        layers=group.layers,
+        num_heads=group.num_heads,
+        num_kv_heads=group.num_kv_heads,
+        head_size=group.head_size,
+        value_head_size=group.value_head_size,
+        scale=group.scale,
+        window=group.window,
+        softcap=group.softcap,
+        rank=RankInfo(communicator.rank, communicator.size),
+    )
+    return AttentionEnv(request, TorchSdpaBackend.cache_specs(request)[0], BLOCK, CPU)

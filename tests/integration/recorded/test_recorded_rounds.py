@@ -19,7 +19,7 @@ from jackfield.interfaces import (
     GraphSupport,
     TargetStep,
 )
-from worker.conftest import VOCAB, Start
+from recorded.conftest import VOCAB, Start
 
 COUNT = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)

@@ -1,0 +1,1 @@
+"""Engines whose steps are recorded."""
