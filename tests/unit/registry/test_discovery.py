@@ -10,7 +10,10 @@ from fakes import ATTENTION, Site, attention_source
 
 from jackfield.config.plugins import PluginSettings
 from jackfield.errors import ConfigError, PluginError
+from jackfield.interfaces.families import FAMILIES
 from jackfield.registry import PluginState, Registry
+
+OFFERED = ".".join(map(str, FAMILIES["attention_backends"].version))
 
 
 def test_nothing_is_imported_and_owner_is_known(site: Site) -> None:
@@ -45,7 +48,7 @@ def test_other_major_is_refused_without_import(site: Site) -> None:
     assert ref.load() is None and site.imported() == []
     assert ref.error is not None and (ref.error.code, ref.stage) == ("api_version", "api")
     assert ref.sentence() == (
-        "plugin rocket (acme 1.2) could not be loaded: needs attention_backends API 2, this core offers 1.3"
+        f"plugin rocket (acme 1.2) could not be loaded: needs attention_backends API 2, this core offers {OFFERED}"
     )
 
 
@@ -59,11 +62,12 @@ def test_unknown_family_and_unknown_group(site: Site) -> None:
 
 
 def test_newer_minor_is_refused(site: Site) -> None:
-    site.attention("rocket", "api = (1, 4)")
+    newer = FAMILIES["attention_backends"].version[1] + 1
+    site.attention("rocket", f"api = (1, {newer})")
     ref = Registry.discover(entry_points=site.points()).refs()[0]
     assert ref.load() is None
     assert ref.error is not None and ref.error.code == "api_version"
-    assert ref.error.text == "needs attention_backends API 1.4, this core offers 1.3"
+    assert ref.error.text == f"needs attention_backends API 1.{newer}, this core offers {OFFERED}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ from fakes import Site, attention_class
 
 from jackfield.errors import PluginError
 from jackfield.interfaces import Plugin
+from jackfield.interfaces.families import FAMILIES
 from jackfield.registry import IN_PROCESS, Registry
+
+OFFERED = ".".join(map(str, FAMILIES["attention_backends"].version))
 
 
 def names(registry: Registry) -> list[tuple[str, str]]:
@@ -50,7 +53,7 @@ def test_running_a_cell_again_replaces_the_class() -> None:
     ("plugin", "message"),
     [
         (attention_class(""), " has no name"),
-        (attention_class("late", api=(1, 9)), "needs attention_backends API 1.9, this core offers 1.3"),
+        (attention_class("late", api=(1, 99)), f"needs attention_backends API 1.99, this core offers {OFFERED}"),
         (attention_class("odd", kinds="full"), "kinds is 'full', not a set of strings"),
         (Plugin, "is not a plugin class; families: platforms, models"),
         (int, "is not a plugin class; families: platforms, models"),
