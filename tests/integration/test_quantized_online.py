@@ -16,7 +16,7 @@ from jackfield.errors import JackfieldError
 from jackfield.sources import resolve_model
 from jackfield_quantization.online_schemes import CONVERSIONS, encode
 
-BOUNDS = {"int8": 1.01, "mxfp8": 1.03, "fp8": 1.03, "int4": 1.4, "nf4": 1.4}
+BOUNDS = {"int8": 1.01, "mxfp8": 1.03, "fp8": 1.03, "int4": 1.4, "nf4": 1.4, "nvfp4": 1.25}
 """How much larger a real model's perplexity may become."""
 TEXT = (
     "The telephone exchange was a room of boards. Each board had a field of sockets, called jacks, and an operator who "

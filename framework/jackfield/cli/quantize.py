@@ -10,10 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from jackfield.cli.flags import EngineFlags
-from jackfield.errors import ConfigError
 
-ELSEWHERE = {"nvfp4": "llmcompressor", "gguf": "llama-cpp-python"}
-"""Formats that other tools write, and where those are; asked only for formats that no plugin writes."""
 NUMBER = re.compile(r"\.\d+\.")
 """In a module's path: which of many layers it belongs to."""
 
@@ -38,8 +35,9 @@ def quantize(
     output
         Folder to write; new or empty.
     format
-        What to write: gptq, awq, or the name of a quantization method that converts dense weights (fp8, int8, int4,
-        mxfp8). Options are those of --plugins.options.NAME (calibrated_gptq, calibrated_awq for the first two).
+        What to write: gptq, awq, gguf, or the name of a quantization method that converts dense weights (fp8, int8,
+        int4, mxfp8, nvfp4). Options are those of --plugins.options.NAME (calibrated_gptq, calibrated_awq, gguf_file for
+        the first three).
     text
         File with a text such as the model is to read, for formats that look at what layers are given (gptq,
         awq).
@@ -57,15 +55,7 @@ def quantize(
         from jackfield.engine.quantize import quantize as write
         from jackfield.engine.quantize import writer_of
 
-        method = writer_of(format, Registry.discover(settings.plugins))
-        if method == format and format in ELSEWHERE:
-            raise ConfigError(
-                f"'{format}' is written by another tool, which looks at texts to do so",
-                field="format",
-                value=format,
-                remedy=f"pip install {ELSEWHERE[format]} and convert the model with it; the engine reads the result",
-            )
-        engine.settings["quantization.force"] = method
+        engine.settings["quantization.force"] = writer_of(format, Registry.discover(settings.plugins))
         texts = None if text is None else Texts(text, samples, sample_length)
         made = write(None, output, config=engine.config(model), progress=progress, texts=texts)
     if made.unscaled:

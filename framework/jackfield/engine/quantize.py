@@ -16,11 +16,12 @@ from jackfield.config import EngineConfig
 from jackfield.distributed import SingleCommunicator
 from jackfield.engine.calibration import Calibration, Texts
 from jackfield.engine.core import worker_spec
+from jackfield.engine.model_export import export_model
 from jackfield.engine.save_state import check_output, copy_files
 from jackfield.engine.scaling import Load, Scales
 from jackfield.engine.setup import Progress, prepare
 from jackfield.errors import ConfigError
-from jackfield.interfaces import Exporter
+from jackfield.interfaces import Exporter, ModelExporter
 from jackfield.interfaces.facts import split_name
 from jackfield.layers.parameters import SchemeWeight
 from jackfield.loader.weights import to_torch
@@ -67,8 +68,13 @@ def quantize(
     folder = Path(output)
     check_output(prepared, folder)
     spec = worker_spec(prepared.resolution)
+    whole = _model_exporter(spec)
+    if whole is not None:
+        check_texts(spec, texts, calibrates=False)
+        export_model(prepared, spec, whole, folder, progress)
+        return Quantized(folder)
     exporter = _exporter(spec)
-    check_texts(spec, exporter, texts)
+    check_texts(spec, texts, calibrates=exporter.calibrates)
     modules = converted_modules(spec)
     if not modules:
         raise ConfigError(
@@ -122,20 +128,20 @@ def writer_of(word: str, registry: Registry) -> str:
     return found[0] if found else word
 
 
-def check_texts(spec: WorkerSpec, exporter: Exporter, texts: Texts | None) -> None:
+def check_texts(spec: WorkerSpec, texts: Texts | None, *, calibrates: bool) -> None:
     """Refuse a writer that looks at texts and has none, and one that has some and would not look.
 
     Raises:
         ConfigError: that is so.
     """
     name = spec.quantization.writes or spec.quantization.name
-    if exporter.calibrates == (texts is not None):
+    if calibrates == (texts is not None):
         return
     raise ConfigError(
-        f"'{name}' needs a text to calibrate with" if exporter.calibrates else f"'{name}' looks at no text",
+        f"'{name}' needs a text to calibrate with" if calibrates else f"'{name}' looks at no text",
         field="text",
         value=None if texts is None else str(texts.file),
-        remedy="name a file with --text" if exporter.calibrates else "leave --text out",
+        remedy="name a file with --text" if calibrates else "leave --text out",
     )
 
 
@@ -187,16 +193,27 @@ def _method_spec(spec: WorkerSpec) -> Any:
     return spec.quantization.spec_of(spec.facts.quantization_config, spec.quantization_settings)
 
 
+def _model_exporter(spec: WorkerSpec) -> ModelExporter | None:
+    found = spec.quantization.model_exporter(_method_spec(spec))
+    if found is not None and spec.facts.quantization:
+        raise _writes_none(spec)
+    return found
+
+
 def _exporter(spec: WorkerSpec) -> Exporter:
     found = spec.quantization.exporter(_method_spec(spec))
     if spec.facts.quantization or found is None:
-        raise ConfigError(
-            f"the quantization method '{spec.quantization.name}' writes no checkpoints of this model",
-            field="quantization.force",
-            value=spec.quantization.name,
-            remedy="name a method that converts dense weights, and a model that is not quantized",
-        )
+        raise _writes_none(spec)
     return found
+
+
+def _writes_none(spec: WorkerSpec) -> ConfigError:
+    return ConfigError(
+        f"the quantization method '{spec.quantization.name}' writes no checkpoints of this model",
+        field="quantization.force",
+        value=spec.quantization.name,
+        remedy="name a method that converts dense weights, and a model that is not quantized",
+    )
 
 
 def _tensors(spec: WorkerSpec, progress: Progress | None) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -42,6 +42,7 @@ from jackfield.interfaces.facts import DeviceFacts, ModelFacts, TensorFacts
 from jackfield.interfaces.families import FAMILIES, HOOK_GROUP, Family
 from jackfield.interfaces.hooks import hookimpl
 from jackfield.interfaces.logits import LogitsEnv, LogitsProcessor, LogitsRequest, LogitsRow, ParamsView
+from jackfield.interfaces.model_export import ModelExporter, ModelSource
 from jackfield.interfaces.models import (
     ConfigReader,
     DraftLayers,
@@ -172,8 +173,10 @@ __all__ = [
     "MetadataBuilder",
     "MoEConfig",
     "ModelArchitecture",
+    "ModelExporter",
     "ModelFacts",
     "ModelRequest",
+    "ModelSource",
     "NotRecorded",
     "OpRequest",
     "OpsProvider",

@@ -42,7 +42,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("platforms", Platform),
         Family("models", ModelArchitecture, (1, 6)),
-        Family("quantization_methods", QuantizationMethod, (1, 6)),
+        Family("quantization_methods", QuantizationMethod, (1, 7)),
         Family("moe_experts", ExpertsBackend, (1, 2)),
         Family("attention_backends", AttentionBackend, (1, 3)),
         Family("ops", OpsProvider, (1, 3)),

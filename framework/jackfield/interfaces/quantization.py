@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from jackfield.interfaces.facts import TensorFacts
+from jackfield.interfaces.model_export import ModelExporter
 from jackfield.interfaces.plugin import Plugin, Request, Settings
 from jackfield.interfaces.sharding import OutputShard, Parallel, RankInfo
 from jackfield.interfaces.weights import WeightMap, WeightRule
@@ -343,7 +344,9 @@ class QuantizationMethod(Plugin):
 
     family: ClassVar[str] = "quantization_methods"
     writes: ClassVar[str] = ""
-    """Format that its :meth:`exporter` writes, in the user's word, where that is not the method's name."""
+    """Format that its :meth:`exporter` or :meth:`model_exporter` writes, in the user's word, where that is not the
+    method's name.
+    """
 
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> Any:
@@ -390,6 +393,13 @@ class QuantizationMethod(Plugin):
     @classmethod
     def exporter(cls, spec: Any) -> Exporter | None:
         """Return what writes checkpoints with the numbers that this method makes of dense weights, or None."""
+        return None
+
+    @classmethod
+    def model_exporter(cls, spec: Any) -> ModelExporter | None:
+        """Return what writes dense models whole, into another kind of container, or None. It is asked for before
+        :meth:`exporter`.
+        """
         return None
 
     @classmethod

@@ -171,6 +171,16 @@ class Nf4(BlockMethod):
     block: ClassVar[int] = 64
 
 
+class Nvfp4(BlockMethod):
+    """Floats of four bits (E2M1) in blocks of 16, with scales in float8_e4m3fn and one for the whole matrix. Experts
+    stay as they are.
+    """
+
+    name: ClassVar[str] = "nvfp4"
+    summary: ClassVar[str] = "dense weights, converted to nvfp4 at load"
+    block: ClassVar[int] = 16
+
+
 def patterns_in(text: str) -> tuple[str, ...]:
     """Return the patterns of an option.
 

@@ -12,7 +12,7 @@ import torch
 
 from jackfield.interfaces import Exporter
 from jackfield.layers.functional import quantize_rows
-from jackfield_quantization.online_schemes import CONVERSIONS, SCALE, ZERO, encode
+from jackfield_quantization.online_schemes import CONVERSIONS, GLOBAL, SCALE, ZERO, encode
 from jackfield_quantization.packing import packed_words, unpack_nibbles
 from jackfield_quantization.unquantized_scheme import WEIGHT
 
@@ -80,6 +80,11 @@ def _mxfp8(weight_OI: torch.Tensor) -> Tensors:
     return encode(weight_OI, CONVERSIONS["mxfp8"])
 
 
+def _nvfp4(weight_OI: torch.Tensor) -> Tensors:
+    stored = encode(weight_OI, CONVERSIONS["nvfp4"])
+    return {"weight_packed": stored[WEIGHT], SCALE: stored[SCALE], GLOBAL: stored[GLOBAL]}
+
+
 def _args(bits: int, kind: str, strategy: str, *, symmetric: bool = True, **others: object) -> dict[str, object]:
     return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": symmetric, "dynamic": False, **others}
 
@@ -91,6 +96,11 @@ EXPORTERS: Mapping[str, CompressedExporter] = {
     "int4": CompressedExporter("pack-quantized", _args(4, "int", "group", group_size=32, symmetric=False), _int4),
     "mxfp8": CompressedExporter(
         "mxfp8-quantized", _args(8, "float", "group", group_size=32, scale_dtype="torch.uint8"), _mxfp8
+    ),
+    "nvfp4": CompressedExporter(
+        "nvfp4-pack-quantized",
+        _args(4, "float", "tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn"),
+        _nvfp4,
     ),
 }
 """By name of the method."""

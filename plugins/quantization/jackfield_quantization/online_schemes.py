@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -15,15 +16,17 @@ import torch.nn.functional as F
 from jackfield.interfaces import LayerInfo, ParameterHolder, ParameterSpec, QuantizedActivation
 from jackfield_native.products import Part
 from jackfield_quantization.native_schemes import NativeScheme
-from jackfield_quantization.packing import NF4, exponents, from_table, unpack_nibbles
+from jackfield_quantization.packing import E2M1, NF4, exponents, from_table, unpack_nibbles
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
 
-SCALE, ZERO = "weight_scale", "weight_zero"
+SCALE, ZERO, GLOBAL = "weight_scale", "weight_zero", "weight_global_scale"
 Blocks = Mapping[str, torch.Tensor]
 """Parameters of a converted matrix, by name."""
-LARGEST_INT8, LARGEST_INT4, LARGEST_FP8 = 127, 15, 448
+LARGEST_INT8, LARGEST_INT4, LARGEST_FP8, LARGEST_FP4 = 127, 15, 448, 6
 SMALLEST = 2.0**-24
 """The least positive float16: no scale is smaller, so that nothing is divided by 0."""
+LEAST_FP8 = 2.0**-9
+"""The same of float8_e4m3fn."""
 SPANS = tuple(1.0 - step / 40 for step in range(1, 13))
 """Parts of a block's span of numbers that are tried."""
 CHUNK = 1 << 22
@@ -32,14 +35,15 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Both ways: ``encode`` takes float32 [O, J, block] and gives parameters of these names, ``decode`` gives float32
-    [O, I].
+    """Both ways: ``encode`` takes float32 [O, J, block], and by name what ``whole`` makes of the whole matrix, and
+    gives parameters; ``names`` are those of both. ``decode`` gives float32 [O, I].
     """
 
     names: tuple[str, ...]
     block: int
-    encode: Callable[[torch.Tensor], Blocks]
+    encode: Callable[..., Blocks]
     decode: Callable[[Blocks], torch.Tensor]
+    whole: Callable[[torch.Tensor], Blocks] | None = None
 
 
 def _int8(blocks: torch.Tensor) -> Blocks:
@@ -104,6 +108,27 @@ def _from_mxfp8(stored: Blocks) -> torch.Tensor:
     return _scaled(stored[WEIGHT].float(), exponents(stored[SCALE]))
 
 
+def _largest(weight_OI: torch.Tensor) -> Blocks:
+    """Return what scales of blocks are multiplied by, so that the largest of them is the largest 8-bit float."""
+    largest = weight_OI.abs().amax().float().clamp_min(torch.finfo(torch.float32).tiny)
+    return {GLOBAL: (LARGEST_FP8 * LARGEST_FP4 / largest).clamp_max(torch.finfo(torch.float32).max).reshape(1)}
+
+
+def _nvfp4(blocks: torch.Tensor, *, weight_global_scale: torch.Tensor) -> Blocks:
+    """Numbers between two others go to the nearer one, and from the middle to the one with an even code."""
+    scale = blocks.abs().amax(-1) / LARGEST_FP4 * weight_global_scale
+    scale = scale.clamp(LEAST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+    edges = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1[: len(E2M1) // 2])], device=blocks.device)
+    edges[1::2] = torch.nextafter(edges[1::2], torch.zeros_like(edges[1::2]))
+    values = blocks / (scale.float() / weight_global_scale).unsqueeze(-1)
+    codes = torch.bucketize(values.abs(), edges) + 8 * torch.signbit(values)
+    return {WEIGHT: _pairs(codes), SCALE: scale}
+
+
+def _from_nvfp4(stored: Blocks) -> torch.Tensor:
+    return _scaled(from_table(unpack_nibbles(stored[WEIGHT]), E2M1), stored[SCALE].float() / stored[GLOBAL])
+
+
 def _nf4(blocks: torch.Tensor) -> Blocks:
     scale = blocks.abs().amax(-1)
     table = torch.tensor(NF4, device=blocks.device)
@@ -121,6 +146,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "int4": Conversion((WEIGHT, SCALE, ZERO), 32, _int4, _from_int4),
     "mxfp8": Conversion((WEIGHT, SCALE), 32, _mxfp8, _from_mxfp8),
     "nf4": Conversion((WEIGHT, SCALE), 64, _nf4, _from_nf4),
+    "nvfp4": Conversion((WEIGHT, SCALE, GLOBAL), 16, _nvfp4, _from_nvfp4, _largest),
 }
 """By name of the method."""
 
@@ -129,8 +155,9 @@ def encode(weight_OI: torch.Tensor, conversion: Conversion) -> dict[str, torch.T
     """Return a matrix in blocks; converted some rows at a time, so that no second copy in float32 is in memory."""
     step = max(1, CHUNK // weight_OI.shape[1])
     rows = torch.split(weight_OI, step)
-    parts = [conversion.encode(torch.unflatten(part.float(), 1, (-1, conversion.block))) for part in rows]
-    return {name: _joined([part[name] for part in parts]) for name in conversion.names}
+    whole = conversion.whole(weight_OI) if conversion.whole is not None else {}
+    parts = [conversion.encode(torch.unflatten(part.float(), 1, (-1, conversion.block)), **whole) for part in rows]
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]} | dict(whole)
 
 
 def stored_in(layer: ParameterHolder, conversion: Conversion) -> dict[str, torch.Tensor]:
@@ -145,8 +172,10 @@ class BlockScheme(DenseScheme):
         self._conversion = CONVERSIONS[name]
 
     def finalize(self, layer: ParameterHolder) -> None:
-        """Convert the weight."""
-        layer.replace_parameters(encode(layer.get_parameter(WEIGHT).detach(), self._conversion))
+        """Convert the weight, each of the matrices that are stacked by itself."""
+        matrices = torch.split(layer.get_parameter(WEIGHT).detach(), list(layer.info.local_output_sizes))
+        parts = [_by_output(encode(matrix, self._conversion)) for matrix in matrices]
+        layer.replace_parameters({name: _joined([part[name] for part in parts]) for name in self._conversion.names})
 
     def apply(
         self,
@@ -264,6 +293,12 @@ NATIVE: Mapping[str, tuple[str, Callable[[Blocks], torch.Tensor]]] = {
     "int4": ("Q4_1", _as_q4_1),
 }
 """The kernels' words for blocks, and how they want them."""
+
+
+def _by_output(stored: Blocks) -> Blocks:
+    """Return parameters with a row for each output, also of what belongs to the whole matrix."""
+    rows = len(stored[WEIGHT])
+    return {name: found if len(found) == rows else found.expand(rows, 1) for name, found in stored.items()}
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

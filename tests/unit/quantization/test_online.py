@@ -8,6 +8,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from quantized_writers import value_of, whole_numbers
 from stored_world import EXPERTS, PATH, Rank, each_rule, method_named, moe, named
 
@@ -29,7 +32,7 @@ from jackfield_quantization.online_schemes import CONVERSIONS, NATIVE, encode
 from jackfield_quantization.packing import NF4
 
 INPUTS = 128
-EVERY = pytest.mark.parametrize("name", ["fp8", "int8", "int4", "mxfp8", "nf4"])
+EVERY = pytest.mark.parametrize("name", ["fp8", "int8", "int4", "mxfp8", "nf4", "nvfp4"])
 BLOCKS = pytest.mark.parametrize("name", list(CONVERSIONS))
 SHARDS = (OutputShard("q_proj", 64), OutputShard("k_proj", 32))
 
@@ -81,13 +84,32 @@ def test_no_number_moves_further_than_half_a_step() -> None:
     assert bool(((sixteen.scheme.dequantize(sixteen) - weight).abs() <= wide * gaps * 1.001).all())
 
 
-@pytest.mark.parametrize("name", ["int8", "mxfp8", "nf4"])
+@pytest.mark.parametrize("name", ["int8", "mxfp8", "nf4", "nvfp4"])
 def test_every_number_is_the_nearest_that_there_is(name: str) -> None:
     """Converting what was converted changes nothing."""
     conversion = CONVERSIONS[name]
     first = conversion.decode(encode(weight_of(), conversion))
     again = conversion.decode(encode(first, conversion))
     torch.testing.assert_close(again, first, rtol=1e-3, atol=0.0)
+
+
+def test_nvfp4_is_what_the_library_makes_of_it() -> None:
+    """Scales and numbers, also between two codes, where the even one is taken."""
+    weight = weight_of()
+    weight[0, :16] = torch.tensor(
+        [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5, 0]
+    )
+    weight[1] = 0
+    form = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    arguments = QuantizationArgs(**form, scale_dtype="torch.float8_e4m3fn", zp_dtype="torch.float8_e4m3fn")
+    blocks = weight.unflatten(1, (-1, 16))
+    common = generate_gparam(weight.min(), weight.max())
+    scale, zero = calculate_qparams(blocks.amin(-1), blocks.amax(-1), arguments, global_scale=common)
+    stored = encode(weight, CONVERSIONS["nvfp4"])
+    assert torch.equal(stored["weight_global_scale"], common)
+    assert torch.equal(stored["weight_scale"].float()[blocks.abs().amax(-1) > 0], scale[blocks.abs().amax(-1) > 0])
+    expected = fake_quantize(weight, scale, zero, arguments, global_scale=common)
+    assert torch.equal(CONVERSIONS["nvfp4"].decode(stored), expected)
 
 
 def test_blocks_are_ggufs_own() -> None:
@@ -124,8 +146,8 @@ def test_a_product_is_that_of_the_converted_weight(name: str, dtype: str, rows: 
 def test_weights_take_less_memory(name: str) -> None:
     layer = made(name, weight_of())
     stored = sum(p.numel() * p.element_size() for p in layer.parameters())
-    bits = {"int8": 8.5, "int4": 5.0, "mxfp8": 8.25, "nf4": 4.5}[name]
-    assert stored * 8 == bits * 96 * INPUTS
+    bits = {"int8": 8.5, "int4": 5.0, "mxfp8": 8.25, "nf4": 4.5, "nvfp4": 4.5}[name]
+    assert stored * 8 == bits * 96 * INPUTS + (32 * 96 if name == "nvfp4" else 0)
 
 
 @BLOCKS
@@ -197,4 +219,4 @@ def test_kernels_are_preferred_to_expansion() -> None:
     request = QuantizationRequest(device=DeviceFacts("cpu"), dtype="float32")
     assert method_named("nf4").preference(request).band is Band.FALLBACK
     assert method_named("int4").preference(QuantizationRequest(dtype="float16")).band is Band.FALLBACK
-    assert all(method_named(name).opt_in for name in ("fp8", "int8", "int4", "mxfp8", "nf4"))
+    assert all(method_named(name).opt_in for name in ("fp8", "int8", "int4", "mxfp8", "nf4", "nvfp4"))
