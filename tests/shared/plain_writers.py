@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 Tensors = dict[str, torch.Tensor]
@@ -35,13 +36,9 @@ class Format:
 
 def pack_bits(rows: torch.Tensor, bits: int) -> torch.Tensor:
     """Return int32 words of a stream of numbers along the last dimension, the lowest bits first."""
-    packed = []
-    for row in rows.tolist():
-        stream = sum(int(number) << (bits * place) for place, number in enumerate(row))
-        words = -(-len(row) * bits // 32)
-        found = [(stream >> (32 * word)) & 0xFFFFFFFF for word in range(words)]
-        packed.append([word - (1 << 32) if word >> 31 else word for word in found])
-    return torch.tensor(packed, dtype=torch.int32)
+    stream = (rows.long().unsqueeze(-1) >> torch.arange(bits) & 1).flatten(-2)
+    filled = torch.nn.functional.pad(stream, (0, -stream.shape[-1] % 32)).numpy().astype(np.uint8)
+    return torch.from_numpy(np.packbits(filled, axis=-1, bitorder="little").view("<i4"))
 
 
 def whole_numbers(weight: torch.Tensor, bits: int, group: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, ...]:

@@ -231,8 +231,8 @@ def _strided(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     count = 10 if bits == 3 else 8 // bits
     step = -(-len(numbers) // count)
     found = torch.zeros((step, numbers.shape[1]), dtype=torch.int32)
-    for place, row in enumerate(numbers):
-        found[place % step] |= row << (bits * (count - 1 - place // step))
+    for place, rows in enumerate(numbers.split(step)):
+        found[: len(rows)] |= rows << (bits * (count - 1 - place))
     return found if bits == 3 else found.to(torch.uint8)
 
 
