@@ -59,6 +59,12 @@ def activated(found: torch.Tensor, request: ExpertsRequest) -> torch.Tensor:
     if request.activation == "swiglu_oai":
         gate = gate.clamp(max=request.limit)
         return gate / (1 + torch.exp(-request.alpha * gate)) * (up.clamp(-request.limit, request.limit) + 1)
+    if request.activation == "swiglu_step":
+        gate = torch.nn.functional.silu(gate).clamp(max=request.limit)
+        return gate * up.clamp(-request.limit, request.limit)
+    if request.activation == "situ":
+        up = request.limit * torch.tanh(up / request.limit) if request.limit else up
+        return request.alpha * torch.tanh(gate / request.alpha) * torch.sigmoid(gate) * up
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "silu": torch.nn.functional.silu,
         "gelu": torch.nn.functional.gelu,
@@ -155,8 +161,12 @@ def test_activations(activation: str, gated: bool, few: bool) -> None:
 
 
 @FEW
-def test_the_clamped_activation_with_biases(few: bool) -> None:
-    request = replace(BASE, activation="swiglu_oai", needs=frozenset({"bias"}), alpha=1.5, limit=2.0)
+@pytest.mark.parametrize(
+    ("activation", "alpha", "limit"),
+    [("swiglu_oai", 1.5, 2.0), ("swiglu_step", 0.0, 0.5), ("situ", 1.5, 0.5), ("situ", 1.5, 0.0)],
+)
+def test_bounded_activations_with_biases(activation: str, alpha: float, limit: float, few: bool) -> None:
+    request = replace(BASE, activation=activation, needs=frozenset({"bias"}), alpha=alpha, limit=limit)
     assert run(request, 7, *plain(request), few=few) < BOUNDS[torch.float32]
 
 

@@ -30,6 +30,8 @@ ACTIVATIONS = {
     "relu2": "relu2",
     "relu": "relu",
     "swiglu_oai": "swiglu_oai",
+    "swiglu_step": "swiglu_step",
+    "situ": "situ",
 }
 """HF's names of activations, and the kernels' words for them."""
 MOST_EXPERTS = 4096

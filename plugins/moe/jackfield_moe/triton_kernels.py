@@ -166,11 +166,22 @@ def _sigmoid(x):
 
 
 @triton.jit
+def _tanh(x):
+    return 2.0 * _sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
 def activated(gate, up, ACTIVATION: tl.constexpr, GATED: tl.constexpr, alpha, limit):
     """Return the activation of the gate, times up where there is one."""
     if ACTIVATION == "swiglu_oai":
         gate = tl.minimum(gate, limit)
         return (tl.minimum(tl.maximum(up, -limit), limit) + 1.0) * gate * _sigmoid(alpha * gate)
+    if ACTIVATION == "swiglu_step":
+        return tl.minimum(gate * _sigmoid(gate), limit) * tl.minimum(tl.maximum(up, -limit), limit)
+    if ACTIVATION == "situ":
+        bound = tl.where(limit > 0.0, limit, 1.0)
+        up = tl.where(limit > 0.0, bound * _tanh(up / bound), up)
+        return alpha * _tanh(gate / alpha) * _sigmoid(gate) * up
     if ACTIVATION == "relu2":
         value = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
     elif ACTIVATION == "relu":

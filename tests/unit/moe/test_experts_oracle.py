@@ -30,7 +30,7 @@ NO_DOUBLES = "dtype: 'float64' is not among 'bfloat16', 'float16', 'float32'"
 NO_PARTIAL = "feature: does not declare the feature 'partial'"
 NO_MISH = (
     "activation: 'mish' is not one of gelu, gelu_accurate, gelu_fast, gelu_new, gelu_python, gelu_python_tanh, "
-    "gelu_pytorch_tanh, gelu_tanh, relu, relu2, silu, swiglu_oai, swish"
+    "gelu_pytorch_tanh, gelu_tanh, relu, relu2, silu, situ, swiglu_oai, swiglu_step, swish"
 )
 OLD_8, OLD_75, OLD_89 = (f"capability: {x} is below 9.0" for x in ("8.0", "7.5", "8.9"))
 CLAMPED = {"bias": True, "activation": "swiglu_oai"}
