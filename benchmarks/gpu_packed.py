@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from jackfield_quantization.triton_packed_launch import (
+    SLICED_OUTPUTS,
     Packed,
     PackedShape,
     has_copy_engine,
@@ -26,7 +27,7 @@ from jackfield_quantization.triton_packed_launch import (
     splits_used,
 )
 from jackfield_quantization.triton_packed_scheme import decoded_codes, unpacked
-from jackfield_triton.launch import pdl_of
+from jackfield_triton.launch import has_gluon, pdl_of
 
 MATRICES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
 """Of an 8B model."""
@@ -36,6 +37,8 @@ REPLAYS = 25
 FEW = [(64, 8, 2, 4), (64, 8, 2, 3), (128, 8, 4, 3), (64, 16, 4, 4), (64, 16, 2, 5), (128, 16, 4, 4), (64, 32, 4, 4)]
 MANY = [(64, 64, 4, 4), (64, 64, 4, 5), (128, 64, 4, 3), (64, 128, 4, 3), (64, 256, 4, 3), (128, 128, 8, 3)]
 SPLITS = (1, 2, 4, 6, 8, 12, 16)
+SLICED = [(8, 8), (8, 16), (4, 8), (4, 4), (16, 16)]
+"""Warps and slices."""
 
 
 def seconds(copies: int, work: Callable[[int], Any]) -> float:
@@ -87,6 +90,9 @@ def candidates(rows: int, inputs: int, tma: bool) -> Iterator[PackedShape]:
         for splits in SPLITS:
             if splits_used(inputs // BLOCK, splits) == splits:
                 yield replace(shape, splits=splits)
+    if rows <= 16 and has_gluon():
+        for warps, slices in SLICED:
+            yield PackedShape(SLICED_OUTPUTS, 8 if rows <= 8 else 16, warps, 1, few=True, slices=slices)
 
 
 def measure(name: str, rows: int, bandwidth: float, every: bool) -> dict[str, Any]:
@@ -104,8 +110,12 @@ def measure(name: str, rows: int, bandwidth: float, every: bool) -> dict[str, An
     packed_product(x, weights[0], None, out, chosen, counters, pdl)
     error = error_of(out, x, weights[0])
     times: dict[PackedShape, float] = {}
+    sliced_error = 0.0
     for shape in dict.fromkeys([chosen, *(candidates(rows, inputs, tma) if every else ())]):
         try:
+            if shape.slices:
+                packed_product(x, weights[0], None, out.zero_(), shape, counters, pdl)
+                sliced_error = max(sliced_error, error_of(out, x, weights[0]))
             times[shape] = seconds(
                 copies,
                 lambda copy, s=shape: packed_product(x, weights[copy], None, out, s, counters, pdl),  # type: ignore[misc]
@@ -123,6 +133,8 @@ def measure(name: str, rows: int, bandwidth: float, every: bool) -> dict[str, An
         "launch": str(chosen),
         "best_us": times[best] * 1e6,
         "best": str(best),
+        "sliced_us": {str(shape): time * 1e6 for shape, time in times.items() if shape.slices},
+        "sliced_error": sliced_error,
         "floor_us": floor * 1e6,
         "torch_bf16_us": plain * 1e6,
         "of_bandwidth": floor / times[chosen],

@@ -50,7 +50,13 @@ from jackfield_attention.triton_mla_sparse import TritonMlaSparseBackend
 from jackfield_attention.triton_states import TritonStatesBackend
 from jackfield_ops.triton_ops import TritonOps
 from jackfield_quantization.fp8_kernels import quantize_tokens, rescale
-from jackfield_quantization.triton_packed_launch import Packed, counters_needed, packed_product, packed_shape
+from jackfield_quantization.triton_packed_launch import (
+    Packed,
+    counters_needed,
+    packed_product,
+    packed_shape,
+    sliced_shape,
+)
 
 POINTERS = {
     "bfloat16": "*bf16",
@@ -255,14 +261,15 @@ def _gather(layer: FlashLayer, case: Case) -> None:
     layer.gather(case.cache, metadata.short, metadata.long)
 
 
-def launch_packed(rows: int, group: int, pdl: bool, tma: bool = True) -> None:
+def launch_packed(rows: int, group: int, pdl: bool, tma: bool = True, sliced: bool = False) -> None:
     """Launch a product with a weight of an 8B model in four bits."""
     outputs, inputs = 6144, 4096
     numbers = torch.zeros(inputs // 128, outputs, 32, dtype=torch.int16)
     weight = Packed(numbers, torch.zeros(inputs // group, outputs, dtype=torch.int32), group)
     x, out = torch.zeros(rows, inputs, dtype=torch.bfloat16), torch.zeros(rows, outputs, dtype=torch.bfloat16)
     counters = torch.zeros(counters_needed(outputs), dtype=torch.int32)
-    packed_product(x, weight, None, out, packed_shape(rows, outputs, 132, tma), counters, pdl)
+    shape = sliced_shape(rows, outputs, 132) if sliced else packed_shape(rows, outputs, 132, tma)
+    packed_product(x, weight, None, out, shape, counters, pdl)
 
 
 LATENT = {"kind": "mla", "num_kv_heads": 1, "head_size": 192, "value_head_size": 128, "scale": 192**-0.5}
@@ -417,6 +424,10 @@ def main(capability: int) -> None:
         if rows > 32:
             compiler.label = f"packed, {rows} rows, groups of {group}"
             launch_packed(rows, group, True)
+    for rows, group in ((1, 128), (16, 128), (8, 64), (16, 32)):
+        for end, pdl in ((", apart", False), ("", True)):
+            compiler.label = f"packed, in slices, {rows} rows, groups of {group}{end}"
+            launch_packed(rows, group, pdl, sliced=True)
     compiler.label = "packed, without the copy engine, apart"
     launch_packed(256, 128, False, tma=False)
     for heads, stored, splits in ((16, "bfloat16", 33), (128, "bfloat16", 1), (16, "float8_e4m3fn", 5)):

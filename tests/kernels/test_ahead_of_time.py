@@ -37,7 +37,7 @@ STEPS = {
     *("largest_parts_kernel", "largest_kernel", "token_inputs_kernel"),
     *("begin_round_kernel", "keep_tokens_kernel", "end_round_kernel"),
 }
-KERNELS |= STEPS | STATES | LATENTS | {"packed_kernel", "packed_few_kernel"}
+KERNELS |= STEPS | STATES | LATENTS | {"packed_kernel", "packed_few_kernel", "sliced_kernel"}
 FOLLOWING = {"mla_write_kernel", "mla_decode_kernel", "mla_tiles_kernel", "mla_merge_kernel"}
 """Those over latents that a step of single tokens launches."""
 ALONE = {"quantize_kernel", "rescale_kernel", "packed_few_kernel"} | STATES | (LATENTS - FOLLOWING)
@@ -51,12 +51,13 @@ ON_UNITS = {
     "mla_prefill_kernel",
     "packed_kernel",
     "packed_few_kernel",
+    "sliced_kernel",
     "index_scores_kernel",
     "sparse_decode_kernel",
     "ssd_states_kernel",
     "ssd_outputs_kernel",
 }
-WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel"}
+WITH_WEIGHTS = {"rms_norm_kernel", "fused_add_rms_norm_kernel", "qk_norm_rope_write_kernel", "sliced_kernel"}
 """Those that read something before they wait."""
 
 

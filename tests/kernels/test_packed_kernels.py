@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from quantized_writers import FORMATS
 from stored_world import PATH, linear, named
 
 from jackfield.interfaces import OutputShard
+from jackfield_quantization import triton_packed_launch
 from jackfield_quantization.stored import Integers
 from jackfield_quantization.triton_packed import (
     TritonAutoRound,
@@ -22,6 +27,7 @@ from jackfield_quantization.triton_packed_launch import (
     has_copy_engine,
     packed_product,
     packed_shape,
+    sliced_shape,
     splits_used,
 )
 from jackfield_quantization.triton_packed_scheme import as_words, decoded_codes, in_order, unpacked
@@ -106,6 +112,62 @@ def test_the_copy_engine_stops_at_the_last_rows(rows: int) -> None:
     out = torch.full((rows, 70), float("nan"))
     packed_product(x, packed_of(matrix), None, out, PackedShape(64, 32, 4, 2, tma=True), counters)
     assert error(out, x.double() @ wide(matrix).t()) < 1e-6
+
+
+class Slices:
+    """Does in float64 what ``sliced_kernel`` says that it does, from the arguments of a launch."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.run(grid, *args, **options)
+
+    def run(
+        self,
+        grid: tuple[int, ...],
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        codes: torch.Tensor,
+        bias: torch.Tensor,
+        out: torch.Tensor,
+        *sizes: int,
+        **how: Any,
+    ) -> None:
+        rows, outputs, inputs, x_row, out_row = sizes
+        assert grid == (-(-outputs // 16),) and rows <= how["ROWS"] and how["num_warps"] == how["WARPS"]
+        assert how["ROWS"] in (8, 16) and how["SLICES"] % how["WARPS"] == 0 and inputs % 128 == 0
+        assert how["GROUP"] % (32 * how["PER"]) == 0 and (how["PER"] == 4 or how["GROUP"] % (64 * how["PER"]))
+        scales, zeros = (found.t().repeat_interleave(how["GROUP"], 1) for found in decoded_codes(codes))
+        wide = ((unpacked(weight).float() - zeros) * scales).double()
+        wanted = torch.as_strided(x, (rows, inputs), (x_row, 1)).double() @ wide.t()
+        wanted += bias.double() if how["BIAS"] else 0
+        torch.as_strided(out, (rows, outputs), (out_row, 1), out.storage_offset()).copy_(wanted)
+
+
+@pytest.mark.parametrize("group", [256, 128, 64, 32])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_few_rows_in_slices(monkeypatch: pytest.MonkeyPatch, rows: int, group: int) -> None:
+    """The kernel itself runs on a device alone (``tests/device``), and is compiled without one (ahead of time)."""
+    module = ModuleType("jackfield_quantization.gluon_packed_kernels")
+    module.sliced_kernel = Slices()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    matrix, bias = random_matrix(40, 512, group), torch.randn(40, dtype=torch.float16)
+    x, whole = torch.randn(rows, 600, dtype=torch.float16)[:, :512], torch.zeros(rows, 50, dtype=torch.float16)
+    for given in (None, bias):
+        packed_product(x, packed_of(matrix), given, whole[:, 5:45], sliced_shape(rows, 40, 4), torch.zeros(1))
+        wanted = x.double() @ wide(matrix).t() + (0 if given is None else given.double())
+        assert error(whole[:, 5:45], wanted) < 1e-3
+        assert not whole[:, :5].any() and not whole[:, 45:].any()
+
+
+def test_where_programs_are_few_more_is_on_its_way() -> None:
+    assert [sliced_shape(rows, 4096, 132).block_t for rows in (1, 8, 9, 16)] == [8, 8, 16, 16]
+    assert [sliced_shape(1, outputs, 132).slices for outputs in (4096, 6144, 24576)] == [16, 8, 8]
+
+
+def test_so_many_rows_go_to_slices_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_packed_launch, "SLICED_ROWS", 9)
+    assert packed_shape(9, 4096, 132, True, sliced=True) == sliced_shape(9, 4096, 132)
+    for rows, sliced in ((10, True), (9, False)):
+        assert packed_shape(rows, 4096, 132, True, sliced=sliced).slices == 0
 
 
 def test_launches_are_those_that_were_measured() -> None:

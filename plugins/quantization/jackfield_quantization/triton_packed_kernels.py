@@ -21,11 +21,12 @@ import triton
 import triton.language as tl
 
 PLANES = tl.constexpr(4)
-_HEAD = tl.constexpr("{ .reg .b32 t, one; shr.b32 t, $1, ")
-_BFLOAT16 = tl.constexpr(
+EXPAND = tl.constexpr("{ .reg .b32 t, one; shr.b32 t, $1, ")
+TO_BFLOAT16 = tl.constexpr(
     "; lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA; mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, t, one, $2; }"
 )
-_FLOAT16 = tl.constexpr("; lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA; add.rn.f16x2 $0, t, $2; }")
+TO_FLOAT16 = tl.constexpr("; lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA; add.rn.f16x2 $0, t, $2; }")
+"""EXPAND, the bits that come before a plane, and one of these: two numbers, less what ``$2`` holds."""
 
 
 @triton.jit
@@ -33,11 +34,11 @@ def _plane(words, less, SHIFT: tl.constexpr, UNITS: tl.constexpr, dtype: tl.cons
     """Return one plane of ``words`` less zero points; ``less`` is what :func:`_less` returns."""
     if UNITS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            _HEAD + SHIFT + _BFLOAT16, "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2
+            EXPAND + SHIFT + TO_BFLOAT16, "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2
         )
     elif UNITS:
         return tl.inline_asm_elementwise(
-            _HEAD + SHIFT + _FLOAT16, "=r,r,r", [words, less], dtype=tl.float16, is_pure=True, pack=2
+            EXPAND + SHIFT + TO_FLOAT16, "=r,r,r", [words, less], dtype=tl.float16, is_pure=True, pack=2
         )
     else:
         return (((words >> int(SHIFT)) & 15).to(tl.float32) - less).to(dtype)

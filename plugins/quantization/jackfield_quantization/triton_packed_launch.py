@@ -20,6 +20,11 @@ FEW_ROWS = 32
 ROWS_OF_WEIGHT = 64
 """What programs have of a weight, at least."""
 MOST_SPLITS = 8
+SLICED_ROWS = 0
+"""Up to so many rows, the kernel in slices where Triton has Gluon: none, until a device has run it."""
+SLICED_BLOCK = 128
+SLICED_OUTPUTS = 16
+"""Rows of weight of a program in slices."""
 LEAST_COLUMNS = 8 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3) else 16
 """Of a product on matrix units: Triton 3.2 knows no narrower ones than 16."""
 
@@ -31,7 +36,8 @@ class PackedShape:
     Args:
         block_o: rows of weight of a program. block_t: rows of activations. warps: of a program. stages: tiles in
             flight. splits: programs that share rows of weight, each with a part of I. few: the kernel of few rows,
-            which has no more than ``block_t``. tma: the copy engine brings tiles.
+            which has no more than ``block_t``. tma: the copy engine brings tiles. slices: blocks of columns of a step
+            of the kernel in slices; 0: another kernel.
     """
 
     block_o: int
@@ -41,6 +47,7 @@ class PackedShape:
     splits: int = 1
     few: bool = False
     tma: bool = False
+    slices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,16 @@ def has_copy_engine(capability: tuple[int, int]) -> bool:
     return (9, 0) <= capability < (12, 0) and find_spec("triton.tools.tensor_descriptor") is not None
 
 
-def packed_shape(rows: int, outputs: int, cores: int, tma: bool) -> PackedShape:
+def packed_shape(rows: int, outputs: int, cores: int, tma: bool, sliced: bool = False) -> PackedShape:
     """Return the launch: the fastest, or at most 9 % slower, of those tried on an H200 for the matrices of an 8B model
     (``benchmarks/gpu_packed.py``).
 
     Args:
-        rows: T. outputs: O. cores: multiprocessors. tma: see :func:`has_copy_engine`.
+        rows: T. outputs: O. cores: multiprocessors. tma: see :func:`has_copy_engine`. sliced: the kernel in slices can
+            be launched.
     """
+    if sliced and rows <= SLICED_ROWS:
+        return sliced_shape(rows, outputs, cores)
     if rows <= 8:
         return _shared(PackedShape(64, LEAST_COLUMNS, 2, 4, few=True), rows, outputs, 4.5 * cores)
     if rows <= FEW_ROWS:
@@ -89,6 +99,12 @@ def packed_shape(rows: int, outputs: int, cores: int, tma: bool) -> PackedShape:
     if rows <= 128:
         return _shared(PackedShape(64, 128, 4, 3, tma=True), rows, outputs, 2 * cores)
     return _shared(PackedShape(64, 256, 4, 3, tma=True), rows, outputs, cores)
+
+
+def sliced_shape(rows: int, outputs: int, cores: int) -> PackedShape:
+    """Return the launch of the kernel in slices: where programs are few, more is on its way for each."""
+    few = outputs <= 2 * SLICED_OUTPUTS * cores
+    return PackedShape(SLICED_OUTPUTS, 8 if rows <= 8 else 16, 8, 1, few=True, slices=16 if few else 8)
 
 
 def _shared(shape: PackedShape, rows: int, outputs: int, programs: float) -> PackedShape:
@@ -126,8 +142,10 @@ def packed_product(
         x_TI: contiguous inside a row, with rows of whole 16 bytes where the copy engine brings them. bias_O:
             contiguous, or None. out_TO: contiguous inside a row. shape: how to launch. counters: int32 zeros, one for
             each program where there are splits; zero again afterwards. pdl: see ``jackfield_triton.launch``; few rows
-            are not launched so, since that was slower.
+            are not launched so, since that was slower, unless they are in slices.
     """
+    if shape.slices:
+        return _sliced_product(x_TI, weight, bias_O, out_TO, shape, pdl)
     (rows, inputs), outputs, block = x_TI.shape, weight.numbers.shape[1], weight.block
     blocks, slices = -(-outputs // shape.block_o), -(-rows // shape.block_t)
     splits = splits_used(inputs // block, shape.splits)
@@ -162,6 +180,41 @@ def packed_product(
         words = _described(weight.numbers.flatten(0, 1), shape.block_o, block // PLANES)
     options |= {"MERGE": 1 if splits == 1 else 0, "TMA": shape.tma, **launch_options(pdl)}
     packed_kernel[(blocks, slices, splits)](x, words, *tensors, *sizes, **options)
+    return out_TO
+
+
+def _sliced_product(
+    x_TI: torch.Tensor,
+    weight: Packed,
+    bias_O: torch.Tensor | None,
+    out_TO: torch.Tensor,
+    shape: PackedShape,
+    pdl: bool,
+) -> torch.Tensor:
+    """See :func:`packed_product`."""
+    # Late: Gluon cannot be run by the interpreter.
+    from jackfield_quantization.gluon_packed_kernels import sliced_kernel
+
+    (rows, inputs), outputs = x_TI.shape, weight.numbers.shape[1]
+    assert weight.block == SLICED_BLOCK and rows <= shape.block_t
+    assert x_TI.dtype in (torch.bfloat16, torch.float16)
+    tensors = (x_TI, weight.numbers, weight.codes, weight.codes if bias_O is None else bias_O, out_TO)
+    sliced_kernel[(-(-outputs // SLICED_OUTPUTS),)](
+        *tensors,
+        rows,
+        outputs,
+        inputs,
+        x_TI.stride(0),
+        out_TO.stride(0),
+        ROWS=shape.block_t,
+        GROUP=weight.group,
+        PER=planes_together(weight.group, SLICED_BLOCK),
+        SLICES=shape.slices,
+        WARPS=shape.warps,
+        BIAS=bias_O is not None,
+        num_warps=shape.warps,
+        **launch_options(pdl),
+    )
     return out_TO
 
 

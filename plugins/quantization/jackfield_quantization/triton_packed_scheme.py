@@ -10,7 +10,7 @@ from jackfield.interfaces import ParameterHolder, QuantizedActivation
 from jackfield_quantization.stored import DecodedScheme, Integers, Piece, Storage, decoded, stored_of
 from jackfield_quantization.triton_packed import BLOCKS, PLANES
 from jackfield_quantization.unquantized_scheme import WEIGHT, DenseScheme
-from jackfield_triton.launch import pdl_of
+from jackfield_triton.launch import has_gluon, pdl_of
 
 CODES, ORDER = "weight_scale_zero", "weight_order"
 LARGEST, ZERO_BITS = 15, 255
@@ -27,7 +27,7 @@ class TritonPackedScheme(DecodedScheme):
         super().__init__(storages)
         self._group = 0
         self._cores = 1
-        self._pdl = self._tma = False
+        self._pdl = self._tma = self._sliced = False
         self._counters: torch.Tensor | None = None
         self._ordered = False
 
@@ -46,6 +46,7 @@ class TritonPackedScheme(DecodedScheme):
             self._cores = torch.cuda.get_device_properties(weight.device).multi_processor_count
             capability = torch.cuda.get_device_capability(weight.device)
             self._pdl, self._tma = pdl_of(capability), has_copy_engine(capability)
+            self._sliced = has_gluon()
         self._counters = torch.zeros(counters_needed(weight.shape[1]), dtype=torch.int32, device=weight.device)
 
     def apply(
@@ -74,7 +75,8 @@ class TritonPackedScheme(DecodedScheme):
         if len(flat):
             # The copy engine wants rows of whole 16 bytes.
             tma = self._tma and flat.stride(0) % 8 == 0 and flat.data_ptr() % 16 == 0
-            shape = packed_shape(len(flat), numbers.shape[1], self._cores, tma)
+            sliced = self._sliced and weight.block == BLOCKS[0]
+            shape = packed_shape(len(flat), numbers.shape[1], self._cores, tma, sliced)
             packed_product(flat, weight, bias_O, made, shape, self._counters, self._pdl)
         return made.view(*x_TI.shape[:-1], -1) if out_TO is None else made
 
