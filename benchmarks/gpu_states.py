@@ -18,6 +18,7 @@ import torch
 from jackfield.interfaces import AttentionEnv, AttentionRequest, DeviceFacts, OutputShard, StepLimits
 from jackfield.interfaces.plugin import Settings
 from jackfield.testing.state_cases import Piece, make_step
+from jackfield_attention import triton_ssd
 from jackfield_attention.state_scans import decayed_step, delta_step, selective_step
 from jackfield_attention.torch_mamba import TorchMambaBackend
 from jackfield_attention.triton_mla import TritonMlaBackend
@@ -39,6 +40,8 @@ NARROW = [(16, 256, 1024), (128, 256, 1024)]
 STATES = {"mamba2": (80, 128, 64), "gdn": (32, 128, 128), "mamba1": (8192, 16, 1)}
 """Heads, keys, values; channels and states for ``mamba1``."""
 BATCHES = (1, 16, 64, 256)
+WALKS = [(8, 3), (8, 2), (4, 2), (4, 1)]
+"""Warps and stages."""
 PROMPTS = [(80, 1, 128, 64, 8, 2048), (80, 1, 128, 64, 1, 2048), (80, 1, 128, 64, 1, 16384), (128, 8, 128, 64, 8, 2048)]
 """Heads, groups, keys, values, sequences, tokens of each; the first are those of Mamba-2 2.7B."""
 
@@ -176,11 +179,22 @@ def prompts(heads: int, groups: int, keys: int, values: int, sequences: int, tok
         planes["conv"] = planes["conv"].to(kind)
         work = partial(layer.mix, given, planes, metadata, mixed.view(total, heads, values))
         took[backend.name] = seconds(work, repeats)
+        if backend is TritonStatesBackend:
+            took |= {f"walks, {warps} warps": walked(work, warps, stages) for warps, stages in WALKS}
         work = partial(layer.convolve, rows, weight, None, planes, metadata, out)
         took[f"{backend.name} conv"] = seconds(work, repeats)
     return {"case": "prompts of mamba2", "heads": heads, "sequences": sequences, "tokens": tokens} | _rates(
         took, chunk_rows(env), total, (heads, groups, keys, values)
     )
+
+
+def walked(work: Callable[[], Any], warps: int, stages: int) -> float:
+    """Return seconds where walks write outputs."""
+    triton_ssd.WALKS_PER_CORE, triton_ssd.WALK_WARPS, triton_ssd.WALK_STAGES = 0, warps, stages
+    try:
+        return seconds(work)
+    finally:
+        triton_ssd.WALKS_PER_CORE = None
 
 
 def _rates(took: dict[str, float], rows: int, tokens: int, sizes: tuple[int, int, int, int]) -> dict[str, Any]:
@@ -194,6 +208,7 @@ def _rates(took: dict[str, float], rows: int, tokens: int, sizes: tuple[int, int
     ours, convolved = took["triton_states"], took["triton_states conv"]
     return {
         "seconds": ours,
+        "walks": {name: time for name, time in took.items() if name.startswith("walks")},
         "tflop_s": flops / ours / 1e12,
         "tb_s": moved / ours / 1e12,
         "torch_seconds": took["torch_mamba"],

@@ -14,6 +14,7 @@ from jackfield.testing.attention_cases import Query
 from jackfield.testing.attention_shapes import STATE_SHAPES
 from jackfield.testing.latent_cases import latent_attention
 from jackfield.testing.state_cases import definition, make_inputs, run_states
+from jackfield_attention import triton_ssd
 from jackfield_attention.torch_mamba import TorchMambaBackend
 from jackfield_attention.torch_mla import TorchMlaBackend
 from jackfield_attention.torch_mla_sparse import TorchMlaSparseBackend
@@ -108,6 +109,18 @@ def test_chunks_equal_the_reference(name: str, dtype: str) -> None:
     wanted = mixed(TorchMambaBackend, shape.whole(), drawn.wide(), torch.device("cpu"))
     bound = max(BOUND[dtype], 1e-4)
     assert worst(mixed(TritonStatesBackend, shape, drawn, torch.device("cuda")), wanted) < bound
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("name", [name for name, shape in CHUNKS.items() if shape.keys <= triton_ssd.MOST_WALK_KEYS])
+def test_walks_that_write_outputs_equal_the_reference(name: str, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"WALKS_PER_CORE": 0, "WALK_WARPS": warps, "WALK_STAGES": 2 if warps == 4 else 3}
+    for constant, value in values.items():
+        monkeypatch.setattr(triton_ssd, constant, value)
+    shape = replace(CHUNKS[name], dtype="bfloat16")
+    drawn = draw(shape)
+    wanted = mixed(TorchMambaBackend, shape.whole(), drawn.wide(), torch.device("cpu"))
+    assert worst(mixed(TritonStatesBackend, shape, drawn, torch.device("cuda")), wanted) < BOUND["bfloat16"]
 
 
 @pytest.mark.parametrize("dtype", list(BOUND))

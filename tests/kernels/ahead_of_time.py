@@ -40,6 +40,7 @@ from jackfield.testing.attention_shapes import Shape as KitShape
 from jackfield.testing.latent_cases import DenseLayer
 from jackfield.testing.state_cases import Piece, make_step
 from jackfield.testing.step_cases import Tables
+from jackfield_attention import triton_ssd
 from jackfield_attention.flash_attn import FlashAttnBackend
 from jackfield_attention.flash_attn_layer import FlashLayer
 from jackfield_attention.triton_backend import TritonBackend
@@ -450,6 +451,11 @@ def main(capability: int) -> None:
     for dtype, keys, value in (("bfloat16", 128, 64), ("bfloat16", 64, 128), ("float16", 128, 64), ("float32", 16, 64)):
         compiler.label = f"states, chunks, {dtype}, {keys} by {value}, apart"
         launch_chunks(dtype, keys, value)
+    triton_ssd.WALKS_PER_CORE = 0
+    for keys, value in ((128, 64), (64, 128)):
+        compiler.label = f"states, walks, bfloat16, {keys} by {value}, apart"
+        launch_chunks("bfloat16", keys, value)
+    triton_ssd.WALKS_PER_CORE = None
     attention: dict[str, dict[str, Any]] = {
         "head 128, block 64": {"size": 128, "block": 64},
         "head 128, block 64, apart": {"size": 128, "block": 64, "pdl": False},

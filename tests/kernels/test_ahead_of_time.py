@@ -23,7 +23,8 @@ KERNELS = {
 }
 
 CHUNKS = {"conv_chunk_kernel", "ssd_decay_kernel", "ssd_states_kernel", "ssd_outputs_kernel"}
-STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"} | CHUNKS
+WALKS = {"ssd_scores_kernel", "ssd_walk_kernel"}
+STATES = {"state_step_kernel", "selective_step_kernel", "conv_step_kernel"} | CHUNKS | WALKS
 LATENTS = {
     "mla_write_kernel",
     "mla_decode_kernel",

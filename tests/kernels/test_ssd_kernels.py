@@ -12,9 +12,9 @@ from ssd_case import BOUND, SHAPES, Ssd, convolved, draw, mixed, worst
 from jackfield.interfaces import AttentionEnv, AttentionStep
 from jackfield.interfaces.plugin import Settings
 from jackfield.testing.state_cases import Piece, make_step
-from jackfield_attention import triton_states_layer
+from jackfield_attention import triton_ssd, triton_states_layer
 from jackfield_attention.torch_mamba import TorchMambaBackend
-from jackfield_attention.triton_ssd import heads_each
+from jackfield_attention.triton_ssd import MOST_WALK_KEYS, heads_each, walks_alone
 from jackfield_attention.triton_state_chunks import LARGE, SMALL, chunks_of
 from jackfield_attention.triton_states import TritonStatesBackend
 
@@ -28,6 +28,25 @@ def test_chunks_equal_the_reference(name: str, dtype: str) -> None:
     drawn = draw(shape)
     wanted = mixed(TorchMambaBackend, shape.whole(), drawn.wide(), DEVICE)
     assert worst(mixed(TritonStatesBackend, shape, drawn, DEVICE), wanted) < BOUND[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.keys <= MOST_WALK_KEYS])
+def test_walks_that_write_outputs_equal_the_reference(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_states_layer, "chunk_rows", lambda env: LARGE)
+    monkeypatch.setattr(triton_ssd, "WALKS_PER_CORE", 0)
+    monkeypatch.setattr(triton_ssd, "_outputs", None)
+    shape = replace(SHAPES[name], dtype=dtype)
+    drawn = draw(shape)
+    wanted = mixed(TorchMambaBackend, shape.whole(), drawn.wide(), DEVICE)
+    assert worst(mixed(TritonStatesBackend, shape, drawn, DEVICE), wanted) < BOUND[dtype]
+
+
+def test_walks_write_outputs_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not walks_alone(10_000, 64, 132)
+    monkeypatch.setattr(triton_ssd, "WALKS_PER_CORE", 2)
+    found = [walks_alone(*case) for case in ((264, 128, 132), (263, 128, 132), (264, 129, 132))]
+    assert found == [True, False, False]
 
 
 @pytest.mark.parametrize("name", ["state 128", "in place", "cut after 64"])

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from jackfield_attention.triton_ssd_kernels import ssd_decay_kernel, ssd_outputs_kernel, ssd_states_kernel
-from jackfield_attention.triton_state_chunks import LARGE, Chunks
+from jackfield_attention.triton_ssd_kernels import (
+    ssd_decay_kernel,
+    ssd_outputs_kernel,
+    ssd_scores_kernel,
+    ssd_states_kernel,
+    ssd_walk_kernel,
+)
+from jackfield_attention.triton_state_chunks import LARGE, SMALL, Chunks
 from jackfield_triton.launch import power_of_two
 
 LEAST = 16
@@ -21,6 +27,12 @@ HEADS_TILE = 16
 HEADS_EACH = (8, 4, 2)
 """Heads that share a program's products of c and b. No number is one that launches would be compiled for anew."""
 PROGRAMS_PER_CORE = 4
+WALKS_PER_CORE: float | None = None
+"""From so many walks on, outputs are written by them; never, until a device has run that."""
+MOST_WALK_KEYS = 128
+"""Of a state that a walk has in its registers."""
+WALK_WARPS, WALK_STAGES = 8, 3
+"""With four warps, two programs fit a multiprocessor, and a few registers do not."""
 PRECISIONS: Mapping[torch.dtype, str] = {torch.float32: "tf32x3", torch.float16: "tf32", torch.bfloat16: "ieee"}
 """Of products, by type of the inputs. Decayed values may leave the range of float16; tf32 has as many digits, and the
 range of float32.
@@ -50,11 +62,13 @@ class SsdInputs:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What the kernels hand on: steps, totals [C, H, rows] float32, and states before chunks [C, H, N, V]."""
+    """What the kernels hand on: steps, totals [C, H, rows] float32, and ``products``: states before chunks
+    [C, H, N, V], or, where walks write outputs, products of c and b in parts of SMALL tokens [parts, G, SMALL, SMALL].
+    """
 
     steps: torch.Tensor
     totals: torch.Tensor
-    states: torch.Tensor
+    products: torch.Tensor
 
 
 def ssd(
@@ -66,13 +80,30 @@ def ssd(
         inputs: of all tokens. plane: [pages, H, N, V] float32, a page contiguous. pages: [B, 2] int64 before and after.
         out_THV: features of a head contiguous. cores: multiprocessors.
     """
-    heads, count = inputs.x.shape[1], len(chunks.table)
+    (_, heads, values), keys = inputs.x.shape, inputs.b.shape[2]
+    count = len(chunks.table)
     numbers = inputs.x.new_empty((2, count, heads, chunks.rows), dtype=torch.float32)
-    between = inputs.x.new_empty((count, *plane.shape[1:]), dtype=inputs.product_type)
-    made = Between(numbers[0], numbers[1], between)
+    walks = len(chunks.owners) * heads * -(-values // tile_of(values, STATE_TILE))
+    alone = chunks.rows == LARGE and walks_alone(walks, keys, cores)
+    shape = (count * chunks.rows // SMALL, inputs.b.shape[1], SMALL, SMALL) if alone else (count, *plane.shape[1:])
+    made = Between(numbers[0], numbers[1], inputs.x.new_empty(shape, dtype=inputs.product_type))
     _decays(inputs, made, chunks)
-    _walk(inputs, made, plane, pages, chunks)
-    _outputs(inputs, made, chunks, out_THV, cores)
+    if alone:
+        _scores(inputs, made, chunks)
+        _walk_alone(inputs, made, plane, pages, chunks, out_THV)
+    else:
+        _walk(inputs, made, plane, pages, chunks)
+        _outputs(inputs, made, chunks, out_THV, cores)
+
+
+def walks_alone(walks: int, keys: int, cores: int) -> bool:
+    """Return whether walks over sequences write outputs: they must be many, since one takes its chunks in turns. They
+    need the room that large chunks need.
+
+    Args:
+        walks: programs that walk. keys: N. cores: multiprocessors.
+    """
+    return WALKS_PER_CORE is not None and keys <= MOST_WALK_KEYS and walks >= WALKS_PER_CORE * cores
 
 
 def _decays(inputs: SsdInputs, made: Between, chunks: Chunks) -> None:
@@ -105,7 +136,7 @@ def _walk(inputs: SsdInputs, made: Between, plane: torch.Tensor, pages: torch.Te
         made.steps,
         made.totals,
         plane,
-        made.states,
+        made.products,
         pages,
         chunks.owners,
         chunks.query_start,
@@ -141,7 +172,7 @@ def _outputs(inputs: SsdInputs, made: Between, chunks: Chunks, out_THV: torch.Te
         inputs.d,
         made.steps,
         made.totals,
-        made.states,
+        made.products,
         out_THV,
         chunks.table,
         chunks.query_start,
@@ -162,6 +193,66 @@ def _outputs(inputs: SsdInputs, made: Between, chunks: Chunks, out_THV: torch.Te
         PRECISION=PRECISIONS[x.dtype],
         num_warps=8 if large or n_tiles > 1 or not narrow else 4,
         num_stages=2 if narrow and n_tiles == 1 else 1,
+    )
+
+
+def _scores(inputs: SsdInputs, made: Between, chunks: Chunks) -> None:
+    b, c = inputs.b, inputs.c
+    _, groups, keys = b.shape
+    n_tile = tile_of(keys, STATE_TILE)
+    ssd_scores_kernel[(groups, len(made.products))](
+        b,
+        c,
+        made.products,
+        chunks.table,
+        chunks.query_start,
+        *b.stride()[:2],
+        *c.stride()[:2],
+        N=keys,
+        N_TILES=-(-keys // n_tile),
+        N_TILE=n_tile,
+        CHUNK=chunks.rows,
+        ROWS=SMALL,
+        PRECISION=PRECISIONS[b.dtype],
+        num_warps=4,
+    )
+
+
+def _walk_alone(
+    inputs: SsdInputs, made: Between, plane: torch.Tensor, pages: torch.Tensor, chunks: Chunks, out_THV: torch.Tensor
+) -> None:
+    x, b, c = inputs.x, inputs.b, inputs.c
+    (_, heads, values), (_, groups, keys) = x.shape, b.shape
+    v_tile = tile_of(values, STATE_TILE)
+    ssd_walk_kernel[(heads * -(-values // v_tile), len(chunks.owners))](
+        x,
+        b,
+        c,
+        inputs.d,
+        made.steps,
+        made.totals,
+        made.products,
+        plane,
+        out_THV,
+        pages,
+        chunks.owners,
+        chunks.query_start,
+        *x.stride()[:2],
+        *b.stride()[:2],
+        *c.stride()[:2],
+        *out_THV.stride()[:2],
+        plane.stride(0),
+        HEADS=heads,
+        REPEATS=heads // groups,
+        N=keys,
+        V=values,
+        N_TILE=tile_of(keys, MOST_WALK_KEYS),
+        V_TILE=v_tile,
+        CHUNK=chunks.rows,
+        ROWS=SMALL,
+        PRECISION=PRECISIONS[x.dtype],
+        num_warps=WALK_WARPS,
+        num_stages=WALK_STAGES if inputs.product_type == torch.bfloat16 else 1,
     )
 
 
