@@ -87,9 +87,9 @@ def said(llm: LLM) -> list[tuple[list[int], list[dict[int, float]]]]:
     return found
 
 
-def same(one: LLM, other: LLM) -> None:
-    """Hold one engine's answers against another's."""
+def same(one: LLM, other: LLM, bound: float = 2e-5) -> None:
+    """Hold one engine's answers against another's; ``bound`` of the difference of log probabilities."""
     for (tokens, places), (right_tokens, right_places) in zip(said(one), said(other), strict=True):
         assert tokens == right_tokens
         for place, right in zip(places, right_places, strict=True):
-            assert place == pytest.approx(right, abs=2e-5)
+            assert place == pytest.approx(right, abs=bound)

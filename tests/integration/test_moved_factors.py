@@ -21,6 +21,10 @@ from jackfield.engine.setup import prepare
 from jackfield.interfaces import Exporter, TensorFacts, WeightMap
 from jackfield.worker.build import weight_map
 
+BOUND = 1e-4
+"""Weights that were multiplied and divided again are rounded twice: 2.03e-5 on one processor. One input of one matrix
+that is a tenth too large changes which tokens are the likeliest five.
+"""
 Tensors = dict[str, torch.Tensor]
 ALL = {**RECIPES, **MOE_RECIPES, **RECURRENT}
 WITHOUT = {"gpt2", "gpt2_untied", "gpt2_headless", "minimax"}
@@ -79,4 +83,4 @@ def test_the_model_computes_what_it_did(engine: Engine, tmp_path: Path, name: st
     scaled = moved(folder, tmp_path / "moved")
     assert bool(scaled) == (name not in WITHOUT) or (name not in RECIPES and name not in FIRST)
     if scaled:
-        same(engine(folder, max_model_len=128), engine(tmp_path / "moved", max_model_len=128))
+        same(engine(folder, max_model_len=128), engine(tmp_path / "moved", max_model_len=128), BOUND)
