@@ -60,6 +60,25 @@ DFLASH: dict[str, Any] = {
     "sliding_window": None,
     "use_sliding_window": False,
 }
+WINDOWS = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
+LIBRARY: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "speculators_model_type": "dflash",
+    "speculators_version": "0.5.0",
+    "speculators_config": {"algorithm": "dflash", "default_proposal_method": "greedy"},
+    "transformer_layer_config": {
+        **{key: value for key, value in DFLASH.items() if key in CONFIG or key in WINDOWS},
+    },
+    "aux_hidden_state_layer_ids": [2, 5, 7],
+    "block_size": 8,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "mask_token_id": MASK,
+    "projector_type": "dflash",
+    "sample_from_anchor": False,
+    "shift_label": False,
+    "sliding_window_non_causal": False,
+}
+"""DFlash as the speculators library saves it."""
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +109,25 @@ def eagle_tensors(config: dict[str, Any]) -> Tensors:
         shapes |= {"mask_hidden": (1, 1, 3 * WIDTH), "embed_tokens.weight": (VOCAB, WIDTH)}
     if "pard_token" in config:
         shapes |= {"mask_hidden": (1, 3 * WIDTH), "embed_tokens.weight": (VOCAB, WIDTH)}
-    tensors = drawn(shapes)
-    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:DRAFT_VOCAB].sort().values
-    tensors["d2t"] = ids - torch.arange(DRAFT_VOCAB)
-    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids, True)
-    return tensors
+    return drawn(shapes) | some_tokens()
 
 
 def dflash_tensors(config: dict[str, Any]) -> Tensors:
-    taps = len(config["dflash_config"]["target_layer_ids"])
-    shapes = {"fc.weight": (WIDTH, taps * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
-    for index in range(config["num_hidden_layers"]):
+    taps = config.get("aux_hidden_state_layer_ids") or config["dflash_config"]["target_layer_ids"]
+    shapes = {"fc.weight": (WIDTH, len(taps) * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
+    for index in range(config.get("num_hidden_layers", LAYERS)):
         shapes |= layer_shapes(f"layers.{index}", WIDTH)
         shapes |= {f"layers.{index}.self_attn.{part}_norm.weight": (SIZE,) for part in "qk"}
+    if config.get("draft_vocab_size") == DRAFT_VOCAB:
+        return drawn(shapes | {"lm_head.weight": (DRAFT_VOCAB, WIDTH)}) | some_tokens()
     return drawn(shapes)
+
+
+def some_tokens() -> Tensors:
+    """Return which tokens a head knows."""
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:DRAFT_VOCAB].sort().values
+    known = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids, True)
+    return {"d2t": ids - torch.arange(DRAFT_VOCAB), "t2d": known}
 
 
 def drawn(shapes: dict[str, Any]) -> Tensors:
@@ -157,6 +181,11 @@ class Reference:
         gate, up = (F.linear(inner, self.w[f"{layer}.mlp.{part}_proj.weight"]) for part in ("gate", "up"))
         return stream + F.linear(F.silu(gate) * up, self.w[f"{layer}.mlp.down_proj.weight"])
 
+    def by_own_head(self, states: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((len(states), VOCAB), float("-inf"))
+        logits[:, torch.arange(DRAFT_VOCAB) + self.w["d2t"]] = F.linear(states, self.w["lm_head.weight"])
+        return logits
+
     def logits(self, text: list[int], count: int) -> torch.Tensor:
         """Return [K, V] logits of the drafts behind a text."""
         raise NotImplementedError
@@ -174,10 +203,7 @@ class PEagle(Reference):
             layer = f"layers.{index}" if index else "midlayer"
             x = rms(stream, self.w[f"{layer}.input_layernorm.weight"]) if index else x
             stream = self.mlp(layer, stream + self.attention(layer, x, x, causal=True))
-        own = F.linear(rms(stream[-count:], self.w["norm.weight"]), self.w["lm_head.weight"])
-        logits = torch.full((count, VOCAB), float("-inf"))
-        logits[:, torch.arange(DRAFT_VOCAB) + self.w["d2t"]] = own
-        return logits
+        return self.by_own_head(rms(stream[-count:], self.w["norm.weight"]))
 
 
 class DFlash(Reference):
@@ -185,12 +211,13 @@ class DFlash(Reference):
         context = rms(self.features(text[:-1], [2, 5, 7]), self.w["hidden_norm.weight"])
         masks = min(DRAFTS, LONGEST - len(text))
         x = self.target.model.embed_tokens(torch.tensor([text[-1]] + [MASK] * masks))
-        for index in range(self.config["num_hidden_layers"]):
+        for index in range(LAYERS):
             layer = f"layers.{index}"
             normed = rms(x, self.w[f"{layer}.input_layernorm.weight"])
             seen = torch.cat((context, normed))
             x = self.mlp(layer, x + self.attention(layer, normed, seen, causal=False))
-        return self.target.lm_head(rms(x[1 : 1 + count], self.w["norm.weight"]))  # type: ignore[no-any-return]
+        states = rms(x[1 : 1 + count], self.w["norm.weight"])
+        return self.by_own_head(states) if "d2t" in self.w else self.target.lm_head(states)
 
 
 def drafting(engine: Engine, target: Tiny, method: str, draft: Path, **settings: Any) -> LLM:
@@ -208,6 +235,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3, one layer": ("eagle3", {**EAGLE, "num_hidden_layers": 1}),
     "eagle3, normed": ("eagle3", {**EAGLE, "ptd_token_id": None, "pard_token": MASK, "norm_before_residual": True}),
     "dflash": ("dflash", DFLASH),
+    "dflash of the library": ("dflash", LIBRARY),
+    "dflash of the library, all tokens": ("dflash", {**LIBRARY, "draft_vocab_size": VOCAB}),
 }
 FEW: dict[str, Any] = {"block_size": 4, "num_blocks": 24, "kv_cache_memory": None}
 SETUPS: dict[str, dict[str, Any]] = {
@@ -221,6 +250,8 @@ SETUPS: dict[str, dict[str, Any]] = {
 QUICK = (
     *(("eagle3", "few blocks"), ("eagle3", "rounds"), ("eagle3", "full steps"), ("eagle3, normed", "chunks")),
     *(("dflash", "chunks"), ("dflash", "rounds, few blocks"), ("dflash", "full steps")),
+    *(("dflash of the library", "chunks"), ("dflash of the library", "rounds")),
+    ("dflash of the library, all tokens", "chunks"),
 )
 
 
@@ -357,6 +388,28 @@ def test_other_kinds_of_blocks_are_refused(
     engine: Engine, target: Tiny, tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
     folder = save(tmp_path / "draft", {**DFLASH, **changes}, dflash_tensors(DFLASH))
+    with pytest.raises(CheckpointError) as caught:
+        drafting(engine, target, "dflash", folder)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"projector_type": "domino"}, "projector_type"),
+        ({"sample_from_anchor": True}, "sample_from_anchor"),
+        ({"target_hidden_size": 2 * WIDTH}, "target_hidden_size"),
+        ({"mask_token_id": None}, "dflash_config.mask_token_id"),
+        (
+            {"transformer_layer_config": {**CONFIG, "layer_types": ["sliding_attention"] * LAYERS}},
+            "transformer_layer_config.layer_types",
+        ),
+    ],
+)
+def test_other_blocks_of_the_library_are_refused(
+    engine: Engine, target: Tiny, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    folder = save(tmp_path / "draft", {**LIBRARY, **changes}, dflash_tensors(LIBRARY))
     with pytest.raises(CheckpointError) as caught:
         drafting(engine, target, "dflash", folder)
     assert caught.value.field == field

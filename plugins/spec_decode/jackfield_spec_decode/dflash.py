@@ -16,6 +16,7 @@ from jackfield.interfaces import (
     WeightRule,
 )
 from jackfield_spec_decode.eagle import decoder_keys, full_group
+from jackfield_spec_decode.eagle_forms import LIBRARY, NOTES, refuse_windows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,11 @@ LAYER = {
     "post_norm": "post_attention_layernorm",
 }
 """Checkpoint modules of a layer, by target and shard."""
+OTHERS = (
+    *("sliding_window_non_causal", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "lambda_base_start"),
+    *("lambda_base_decay_ratio", "auf", "shift_label"),
+)
+"""What the speculators library writes about layers with windows, another head (Domino) and training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,8 @@ class DFlashConfig(TextConfig):
         num_heads, num_kv_heads, head_size, intermediate_size, norm_eps, bias, mlp_bias, theta, scaling: as of any
             decoder.
         taps: layers of the target whose states are the context. target_layers: of the target; 0: not said.
-        mask_token: fills a block. block_size: tokens of a block, the last known one among them.
+        mask_token: fills a block. block_size: tokens of a block, the last known one among them. draft_vocab: tokens
+            that a head of its own knows; 0: the head is the target's.
     """
 
     num_heads: int
@@ -62,6 +69,7 @@ class DFlashConfig(TextConfig):
     target_layers: int
     mask_token: int
     block_size: int
+    draft_vocab: int = 0
 
 
 class DFlashModel(ModelArchitecture):
@@ -71,11 +79,14 @@ class DFlashModel(ModelArchitecture):
 
     Embedding and head are the target's. ``dflash_config`` of the config, or the config itself, has ``mask_token_id``,
     ``target_layer_ids`` (0 is the first layer) and ``block_size``.
+
+    Checkpoints of the speculators library have the layers' keys in a section of their own, name layers by the one that
+    comes behind (``aux_hidden_state_layer_ids``), and may have a head over some tokens (``draft_vocab_size``, ``d2t``).
     """
 
     name = "DFlashDraftModel"
     summary = "DFlash layers: a block of masks beside the target's states"
-    kinds: ClassVar[frozenset[str]] = frozenset({"DFlashDraftModel"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"DFlashDraftModel", "DFlashSpeculator"})
     tasks: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     @classmethod
@@ -85,12 +96,9 @@ class DFlashModel(ModelArchitecture):
         Raises:
             CheckpointError: layers have windows or see no later part of their block, or the mask is no token.
         """
-        _refuse_windows(hf)
-        common, own = decoder_keys(hf), hf.section("dflash_config")
-        said = {
-            name: hf.get(name) if own is None else own.get(name, hf.get(name))
-            for name in ("mask_token_id", "target_layer_ids", "block_size", "num_target_layers")
-        }
+        section = hf.section(LIBRARY)
+        common = decoder_keys(hf if section is None else section)
+        said = _authors(hf) if section is None else _librarys(hf, section, common)
         for name in ("mask_token_id", "target_layer_ids"):
             if said[name] is None:
                 raise CheckpointError(
@@ -105,13 +113,13 @@ class DFlashModel(ModelArchitecture):
                 field="dflash_config.mask_token_id",
                 value=said["mask_token_id"],
             )
-        hf.ignore("max_window_layers", "sliding_window")
         return DFlashConfig(
             **common,
             taps=tuple(said["target_layer_ids"]),
             target_layers=said["num_target_layers"] or 0,
             mask_token=said["mask_token_id"],
             block_size=said["block_size"] or 16,
+            draft_vocab=said.get("draft_vocab", 0),
         )
 
     @classmethod
@@ -127,7 +135,11 @@ class DFlashModel(ModelArchitecture):
             for key, below in LAYER.items():
                 part, _, shard = key.partition(".")
                 rules.append(WeightRule(f"layers.{index}.{below}", f"layers.{index}.{part}", shard))
-        return WeightMap(tuple(rules), (r".*\.?rotary_emb\.inv_freq",))
+        if config.draft_vocab:
+            rules += [WeightRule("lm_head", "head"), WeightRule("d2t", "d2t")]
+        return WeightMap(
+            tuple(rules), (r".*\.?rotary_emb\.inv_freq", r"embed_tokens\.weight|lm_head\.weight|[dt]2[dt]")
+        )
 
     @classmethod
     def build(cls, config: DFlashConfig, ctx: BuildContext) -> nn.Module:
@@ -135,6 +147,44 @@ class DFlashModel(ModelArchitecture):
         from jackfield_spec_decode.dflash_model import DFlashModule
 
         return DFlashModule(config, cls.attention_groups(config)[0], ctx)
+
+
+def _authors(hf: ConfigReader) -> dict[str, Any]:
+    """Return what a configuration says in the authors' form."""
+    _refuse_windows(hf)
+    own = hf.section("dflash_config")
+    hf.ignore("max_window_layers", "sliding_window")
+    names = ("mask_token_id", "target_layer_ids", "block_size", "num_target_layers")
+    return {name: hf.get(name) if own is None else own.get(name, hf.get(name)) for name in names}
+
+
+def _librarys(hf: ConfigReader, section: ConfigReader, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of the speculators library's form, with the size of the vocabulary of a head of its own.
+
+    Raises:
+        CheckpointError: layers have windows, or something is computed that no layer here computes.
+    """
+    hf.ignore(*NOTES, *OTHERS)
+    refuse_windows(section)
+    width = common["hidden_size"]
+    fit = {"projector_type": "dflash", "sample_from_anchor": False, "target_hidden_size": width}
+    for key, wanted in fit.items():
+        found = hf.get(key)
+        if found not in (None, wanted):
+            raise CheckpointError(
+                f"DFlash checkpoints with another {key} than {wanted} are not supported",
+                field=key,
+                value=found,
+                remedy="use another draft checkpoint",
+            )
+    behind, tokens = hf.get("aux_hidden_state_layer_ids"), hf.get("draft_vocab_size") or common["vocab_size"]
+    return {
+        "mask_token_id": hf.get("mask_token_id"),
+        "target_layer_ids": None if behind is None else [layer - 1 for layer in behind],
+        "block_size": hf.get("block_size") or 8,
+        "num_target_layers": None,
+        "draft_vocab": 0 if tokens == common["vocab_size"] else tokens,
+    }
 
 
 def _refuse_windows(hf: ConfigReader) -> None:

@@ -128,7 +128,7 @@ class BlockDrafts:
             states_BKE[index] = self._filled(batch.slots[part], batch.lengths[part], masks[part], embed_BE[index])
         ids = []
         for place in range(int(limits.max())):
-            logits_BV = self._target.logits(states_BKE[:, place])
+            logits_BV = self._module.logits(states_BKE[:, place], self._target)
             ids.append(batch.draw(logits_BV.float(), place))
         return limited(ids, limits)
 
@@ -146,7 +146,7 @@ class BlockDrafts:
             part = slice(first, first + self._at_once)
             parts.append(self._recorded(step.slots[part], start_B[part], masks_B[part], embed_BE[part]))
         states_TE = torch.cat(parts).flatten(0, 1)
-        ids_BK: torch.Tensor = self._target.logits(states_TE).argmax(-1).unflatten(0, (-1, self._count))
+        ids_BK: torch.Tensor = self._module.likeliest(states_TE, self._target).unflatten(0, (-1, self._count))
         room_B = torch.minimum(step.room, masks_B)
         return ids_BK.masked_fill(step.places >= room_B.unsqueeze(1), -1)
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from jackfield.interfaces import AttentionGroup, BuildContext, ForwardContext, OutputShard, Parallel
 from jackfield_spec_decode.dflash import DFlashConfig
+from jackfield_spec_decode.own_head import OwnHead
 
 
 class DFlashLayer(nn.Module):
@@ -61,8 +62,8 @@ class DFlashLayer(nn.Module):
         return self.down(self.activation.of(self.up, normal_TE)), stream_TE
 
 
-class DFlashModule(nn.Module):
-    """All layers, and what makes the context of the target's states."""
+class DFlashModule(OwnHead):
+    """All layers, and what makes the context of the target's states. The head is the target's, or over some tokens."""
 
     def __init__(self, config: DFlashConfig, group: AttentionGroup, ctx: BuildContext) -> None:
         super().__init__()
@@ -71,6 +72,8 @@ class DFlashModule(nn.Module):
         self.hidden_norm = ctx.norm("hidden_norm", width, config.norm_eps)
         self.layers = nn.ModuleList(DFlashLayer(i, config, group, ctx) for i in range(config.num_layers))
         self.norm = ctx.norm("norm", width, config.norm_eps)
+        if config.draft_vocab:
+            self.make_head(config.draft_vocab, config.vocab_size, width, ctx)
 
     def remember(self, features_TF: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> None:
         """Store the context of tokens whose states the target gave; ``ctx`` attends to nothing."""
@@ -85,3 +88,16 @@ class DFlashModule(nn.Module):
             added_TE, stream_TE = layer(added_TE, stream_TE, positions_T, ctx)
         states_TE: torch.Tensor = self.norm.add(added_TE, stream_TE)[0]
         return states_TE
+
+    def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
+        """See OwnHead."""
+        if self.config.draft_vocab:
+            return super().logits(states_BE, target)
+        logits_BV: torch.Tensor = target.logits(states_BE)  # type: ignore[operator]
+        return logits_BV
+
+    def likeliest(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
+        """See OwnHead."""
+        if self.config.draft_vocab:
+            return super().likeliest(states_BE, target)
+        return self.logits(states_BE, target).argmax(-1)

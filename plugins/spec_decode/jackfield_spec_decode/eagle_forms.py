@@ -1,4 +1,4 @@
-"""EAGLE-3 configurations of other tools than the paper's authors': the speculators library, and Model Optimizer."""
+"""Configurations of other tools than the papers' authors': the speculators library, and Model Optimizer for EAGLE-3."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def form_of(hf: ConfigReader) -> Form:
     decoder = hf.section(LIBRARY)
     if decoder is not None:
         hf.ignore(*NOTES)
-        _refuse_windows(decoder)
+        refuse_windows(decoder)
         own, normed = (bool(hf.get(key, False)) for key in ("embed_requires_grad", "norm_before_fc"))
         return Form(decoder, taps, own, normed)
     return Form(hf, taps or _optimizers_taps(hf))
@@ -77,7 +77,7 @@ def _optimizers_taps(hf: ConfigReader) -> tuple[int, ...]:
     return tuple(int(layer) + 1 for layer in section.get("eagle_aux_hidden_state_layer_ids", ()))
 
 
-def _refuse_windows(decoder: ConfigReader) -> None:
+def refuse_windows(decoder: ConfigReader) -> None:
     """Refuse layers that do not attend to everything.
 
     Raises:

@@ -9,6 +9,7 @@ from torch import nn
 
 from jackfield.interfaces import AttentionGroup, BuildContext, ForwardContext, OutputShard, Parallel
 from jackfield_spec_decode.eagle import EagleConfig, usual_taps
+from jackfield_spec_decode.own_head import OwnHead
 
 Result = tuple[torch.Tensor, torch.Tensor]
 """Features [T, E] to go on from, and states [T, E] for the head."""
@@ -84,8 +85,12 @@ class EagleModule(nn.Module):
         logits_BV: torch.Tensor = target.logits(states_BE)  # type: ignore[operator]
         return logits_BV
 
+    def likeliest(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
+        """Return [B] the tokens with the largest logits."""
+        return self.logits(states_BE, target).argmax(-1)
 
-class Eagle3Module(EagleModule):
+
+class Eagle3Module(OwnHead, EagleModule):
     """EAGLE-3: features are made of the states of three layers, and the head has a vocabulary of its own.
 
     ``embed`` is its own embedding, or None where it shares the target's.
@@ -104,12 +109,9 @@ class Eagle3Module(EagleModule):
         self.norms = nn.ModuleList(ctx.norm(f"layers.{i}.input_norm", width, eps) for i in more)
         self.layers = nn.ModuleList(EagleLayer(i, width, config, group, ctx) for i in more)
         self.norm = ctx.norm("norm", width, eps)
-        self.head = ctx.head("head", config.draft_vocab, width)
-        self.d2t: Any = None
+        self.make_head(config.draft_vocab, config.vocab_size, width, ctx)
         self.embed: Any = None
         self.mask_hidden: Any = None
-        if config.draft_vocab != config.vocab_size:
-            self.d2t = ctx.parameters("d2t", {"weight": (config.draft_vocab,)}, dtype=torch.int64)
         if config.own_embed:
             self.embed = ctx.embedding("embed", config.vocab_size, width)
         if config.mask_token is not None:
@@ -146,18 +148,3 @@ class Eagle3Module(EagleModule):
             added_TE, stream_TE = layer(normal_TE, stream_TE, positions_T, ctx)
         normal_TE, stream_TE = self.norm.add(added_TE, stream_TE)
         return stream_TE, normal_TE
-
-    def logits(self, states_BE: torch.Tensor, target: nn.Module) -> torch.Tensor:
-        """Return logits [B, V] over the target's vocabulary: ``d2t`` is how far each token's id lies behind."""
-        own_BD: torch.Tensor = self.head(states_BE)
-        if self.d2t is None:
-            return own_BD
-        logits_BV = own_BD.new_full((len(own_BD), self.config.vocab_size), float("-inf"))
-        ids_D = torch.arange(own_BD.shape[1], device=own_BD.device) + self.d2t.weight
-        logits_BV[:, ids_D] = own_BD
-        return logits_BV
-
-    def likeliest(self, states_BE: torch.Tensor) -> torch.Tensor:
-        """Return [B] the tokens with the largest logits."""
-        ids_B: torch.Tensor = self.head(states_BE).argmax(-1)
-        return ids_B if self.d2t is None else ids_B + self.d2t.weight[ids_B]

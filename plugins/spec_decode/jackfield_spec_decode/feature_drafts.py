@@ -108,7 +108,7 @@ class FeatureDrafts:
     def _likeliest(self, states_BE: torch.Tensor) -> torch.Tensor:
         # A head over a part of the vocabulary need not make logits over all of it.
         if hasattr(self._module, "likeliest"):
-            return self._module.likeliest(states_BE)  # type: ignore[no-any-return]
+            return self._module.likeliest(states_BE, self._target)  # type: ignore[no-any-return]
         return self._module.logits(states_BE, self._target).argmax(-1)  # type: ignore[no-any-return]
 
     def propose(self, batch: DraftBatch) -> Drafts:

@@ -100,7 +100,7 @@ class ParallelDrafts:
                 self._embed_1E.repeat(total, 1), self._feature_1E.repeat(total, 1), begun.positions, begun.context
             )
             states_BKE = torch.cat((states_BKE, more_TE.unflatten(0, (-1, count - 1))), 1)
-        ids_BK: torch.Tensor = self._module.likeliest(states_BKE.flatten(0, 1)).unflatten(0, (-1, count))
+        ids_BK: torch.Tensor = self._module.likeliest(states_BKE.flatten(0, 1), self._target).unflatten(0, (-1, count))
         return ids_BK.masked_fill(step.places >= room_B.unsqueeze(1), -1)
 
     def _masks(self, ends: Ints, counts: Ints, samples: Ints) -> Ints:
