@@ -3,9 +3,9 @@
 
 A program has 16 rows of weight and all their columns, a step of which is SLICES blocks of 128 columns. Each warp has
 blocks of its own, so that warps wait for one another only at the end, when what they have is added up. Words and
-activations are loaded as the matrix units take them, eight neighbouring columns a thread: which columns the units call
-neighbours does not matter to a sum, as long as both operands agree. So nothing passes through shared memory before that
-end, and what one program needs of the weight is on its way at once.
+activations are loaded into the registers that the matrix units take them from, eight neighbouring columns a thread:
+which columns the units call neighbours does not matter to a sum, as long as both operands agree. So nothing passes
+through shared memory before that end, and what one program needs of the weight is on its way at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ OUTPUTS = gl.constexpr(16)
 WIDE = gl.constexpr(32)
 """Columns of a plane."""
 BLOCK = gl.constexpr(128)
-NEIGHBOURS = gl.constexpr(8)
-"""Columns that a thread has beside one another: 16 bytes."""
+FOURS = gl.constexpr(4)
+"""Columns that a thread of an operand has beside one another; as many again lie half of WIDE behind."""
 
 
 @gluon.jit
@@ -41,6 +41,38 @@ def _plane(words, less, SHIFT: gl.constexpr, dtype: gl.constexpr):
         )
 
 
+@gluon.constexpr_function
+def _loads(slices, warps, others, axis):
+    """Return how a tile [S, O, W] of words (axis 2) or [S, W, T] of activations (axis 1) is loaded: by a thread eight
+    neighbouring columns, by eight threads each of as many of ``others``, by each warp its blocks.
+    """
+
+    def at(dim, size):
+        return [size if place == dim else 0 for place in range(3)]
+
+    other = 3 - axis
+    registers = [at(axis, 1), at(axis, 2), at(axis, 4)] + ([at(other, 8)] if others == 16 else [])
+    registers += [at(0, size) for size in (1, 2, 4, 8, 16, 32) if warps <= size < slices]
+    lanes = [at(axis, 8), at(axis, 16), at(other, 1), at(other, 2), at(other, 4)]
+    shape = [slices, others, 32] if axis == 2 else [slices, 32, others]
+    return gl.DistributedLinearLayout(
+        registers, lanes, [at(0, 1 << i) for i in range(warps.bit_length() - 1)], [], shape
+    )
+
+
+@gluon.jit
+def _as_operand(tile, LAYOUT: gl.constexpr, AXIS: gl.constexpr):
+    """Return a tile as an operand, of which a thread's first and last four columns lie half of W apart: columns of both
+    operands are named anew, in the same way, and nothing moves.
+    """
+    if AXIS == 2:
+        named = tile.reshape([tile.shape[0], tile.shape[1], 4, 2, 4]).permute([0, 1, 3, 2, 4])
+    else:
+        named = tile.reshape([tile.shape[0], 4, 2, 4, tile.shape[2]]).permute([0, 2, 1, 3, 4])
+    named = named.reshape([tile.shape[0], tile.shape[1], tile.shape[2]])
+    return gl.convert_layout(named, LAYOUT, assert_trivial=True)
+
+
 @gluon.jit
 def _words(weight, word, tile, tiles, outputs):
     """Return the words of blocks, [S, O, W]; zeros stand for blocks behind the last."""
@@ -55,11 +87,11 @@ def _codes(codes, row, column, inputs, outputs, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _part(part, place, here, words, less, FIRST: gl.constexpr, PER: gl.constexpr):
+def _part(part, place, here, words, less, FIRST: gl.constexpr, PER: gl.constexpr, RIGHT: gl.constexpr):
     """Return ``part`` with the products of PER planes added."""
     dtype: gl.constexpr = place.dtype.element_ty
     for plane in gl.static_range(FIRST, FIRST + PER):
-        values = gl.load(place + plane * WIDE, mask=here, other=0.0)
+        values = _as_operand(gl.load(place + plane * WIDE, mask=here, other=0.0), RIGHT, 1)
         if plane == 0:
             wide = _plane(words, less, "0", dtype)
         elif plane == 1:
@@ -82,6 +114,19 @@ def _less(code, dtype: gl.constexpr):
         return (zeros | -0x1BFF1C00)[:, :, None]
 
 
+@gluon.jit
+def _store(
+    whole, out, bias, rows, outputs, out_row, ROWS: gl.constexpr, BIAS: gl.constexpr, UNITS: gl.constexpr
+):  # fmt: skip
+    """Add the bias to sums [O, T], round and store them."""
+    column = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, UNITS)))
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, UNITS)))
+    if BIAS:
+        whole += gl.load(bias + column, mask=column < outputs, other=0.0).to(gl.float32)[:, None]
+    mask = (column < outputs)[:, None] & (row < rows)[None, :]
+    gl.store(out + row[None, :] * out_row + column[:, None], whole.to(out.dtype.element_ty), mask=mask)
+
+
 @gluon.jit(do_not_specialize=["rows"])
 def sliced_kernel(
     x, weight, codes, bias, out, rows, outputs, inputs, x_row, out_row, ROWS: gl.constexpr, GROUP: gl.constexpr,
@@ -93,19 +138,22 @@ def sliced_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     UNITS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, UNITS, NEIGHBOURS)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, UNITS, NEIGHBOURS)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, UNITS, FOURS)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, UNITS, FOURS)
+    WORDS: gl.constexpr = _loads(SLICES, WARPS, OUTPUTS, 2)
+    ROWS_OF_X: gl.constexpr = _loads(SLICES, WARPS, ROWS, 1)
     dtype: gl.constexpr = x.dtype.element_ty
     tiles = inputs // BLOCK
     slice_ = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, LEFT)))[:, None]
-    block = slice_[:, :, None]
     row = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(0, gl.SliceLayout(2, LEFT)))
     row = gl.minimum(row, outputs - 1)[None, :]
-    inside = gl.arange(0, WIDE, gl.SliceLayout(0, gl.SliceLayout(1, LEFT)))[None, :]
-    word = row[:, :, None] * WIDE + inside[:, None, :]
-    x_slice = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, RIGHT)))[:, None][:, :, None]
-    x_inside = gl.arange(0, WIDE, gl.SliceLayout(0, gl.SliceLayout(2, RIGHT)))[None, :][:, :, None]
-    which = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, RIGHT)))[None, :][:, None, :]
+    block = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None][:, :, None]
+    line = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))
+    inside = gl.arange(0, WIDE, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, :]
+    word = gl.minimum(line, outputs - 1)[None, :][:, :, None] * WIDE + inside[:, None, :]
+    x_slice = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, ROWS_OF_X)))[:, None][:, :, None]
+    x_inside = gl.arange(0, WIDE, gl.SliceLayout(0, gl.SliceLayout(2, ROWS_OF_X)))[None, :][:, :, None]
+    which = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, ROWS_OF_X)))[None, :][:, None, :]
     total = gl.zeros([SLICES, OUTPUTS, ROWS], gl.float32, UNITS)
     words = _words(weight, word, block, tiles, outputs)
     code = _codes(codes, row, slice_ * BLOCK, inputs, outputs, GROUP)
@@ -119,18 +167,14 @@ def sliced_kernel(
         tile = first + x_slice
         here = (tile < tiles) & (which < rows)
         place = x + (which * x_row + tile * BLOCK + x_inside)
+        left = _as_operand(words, LEFT, 2)
         for group in gl.static_range(0, 4, PER):
             if group > 0:
                 code = _codes(codes, row, (first + slice_) * BLOCK + group * WIDE, inputs, outputs, GROUP)
             part = gl.zeros([SLICES, OUTPUTS, ROWS], gl.float32, UNITS)
-            part = _part(part, place, here, words, _less(code, dtype), group, PER)
+            part = _part(part, place, here, left, _less(code, dtype), group, PER, RIGHT)
             scale = (code & -256).to(gl.float32, bitcast=True)
             total += part * gl.convert_layout(scale, gl.SliceLayout(2, UNITS))[:, :, None]
         words, code, words_1, code_1 = words_1, code_1, words_2, code_2
     whole = gl.sum(total, 0)
-    column = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, UNITS)))
-    line = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, UNITS)))
-    if BIAS:
-        whole += gl.load(bias + column, mask=column < outputs, other=0.0).to(gl.float32)[:, None]
-    mask = (column < outputs)[:, None] & (line < rows)[None, :]
-    gl.store(out + line[None, :] * out_row + column[:, None], whole.to(out.dtype.element_ty), mask=mask)
+    _store(whole, out, bias, rows, outputs, out_row, ROWS, BIAS, UNITS)
