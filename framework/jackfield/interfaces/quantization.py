@@ -116,6 +116,7 @@ class ParameterSpec:
         optional: the checkpoint may lack it.
         opaque: outputs cannot be told apart in it, although it speaks of single ones: rules that cut or reorder them
             are errors.
+        text: bytes of a text, behind which spaces fill the shape: those of other experts may be longer.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ParameterSpec:
     shard: str | None = None
     optional: bool = False
     opaque: bool = False
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True)

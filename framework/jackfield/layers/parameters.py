@@ -253,6 +253,9 @@ class SchemeWeight(LoadableModule):
     def _cut(self, spec: ParameterSpec, shard: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a whole checkpoint tensor."""
         info = self.info
+        if spec.text:
+            missing = spec.shape[-1] - tensor.shape[-1]
+            return torch.nn.functional.pad(tensor, (0, missing), value=ord(" ")) if missing > 0 else tensor
         if spec.output_repeat > 1 and spec.output_dim is not None:
             size, dim = self._shard(shard).size, spec.output_dim
             # The last block may be cut short.

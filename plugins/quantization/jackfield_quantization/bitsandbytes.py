@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jackfield.interfaces import LayerInfo, TensorFacts
 from jackfield_quantization.matching import named, names_in, wrong
-from jackfield_quantization.stored_method import WEIGHT, StoredMethod, unreadable
+from jackfield_quantization.stored_method import WEIGHT, StoredMethod
 
 if TYPE_CHECKING:
     from jackfield_quantization.stored import Storage
@@ -64,7 +64,4 @@ class BitsAndBytes(StoredMethod):
         """See StoredMethod."""
         from jackfield_quantization.bitsandbytes_storage import FourBitStorage, eight_bits
 
-        if info.num_experts and FOUR_BITS in facts and facts[FOUR_BITS].dtype == "uint8":
-            detail = "its scales are quantized once more, with a description of a length of its own for each expert"
-            raise unreadable(info, source, detail, "quantize the model without bnb_4bit_use_double_quant")
         return eight_bits() if facts[WEIGHT].dtype == "int8" else FourBitStorage()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ STATE = "weight.quant_state.bitsandbytes__"
 ABSMAX, MAP = "weight.absmax", "weight.quant_map"
 NESTED, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 LARGEST_INT8 = 127
+MORE_DIGITS = 24
+"""By so many letters one number in JSON may be longer than another: the offset of nested scales, in each expert's
+description another one.
+"""
 
 
 class FourBitStorage(Storage):
@@ -30,10 +35,12 @@ class FourBitStorage(Storage):
 
     def parameters(self, piece: Piece) -> Sequence[ParameterSpec]:
         """See Storage."""
-        needed = {WEIGHT: "uint8", ABSMAX: "float32", MAP: "float32", self._state(piece): "uint8"}
+        needed = {WEIGHT: "uint8", ABSMAX: "float32", MAP: "float32"}
         if piece.dtype(ABSMAX, "float32") == "uint8":
             needed |= {NESTED: "float32", NESTED_MAP: "float32"}
-        return [piece.needed(suffix, dtype, opaque=suffix == WEIGHT) for suffix, dtype in needed.items()]
+        specs = [piece.needed(suffix, dtype, opaque=suffix == WEIGHT) for suffix, dtype in needed.items()]
+        (length,) = piece.shape(self._state(piece)) or (0,)
+        return [*specs, replace(piece.whole(self._state(piece), "uint8", (length + MORE_DIGITS,)), text=True)]
 
     def decode(self, piece: Piece, stored: Stored) -> torch.Tensor:
         """See Storage."""
