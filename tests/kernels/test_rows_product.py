@@ -32,6 +32,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.launches: list[dict[str, Any]] = []
+        self.bases: list[torch.Tensor] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *args, **options: self.run(grid, *args, **options)
@@ -53,6 +54,7 @@ class StandIn:
         **how: Any,
     ) -> None:
         self.launches.append({"grid": grid, "parts": parts, "steps": steps, **how})
+        self.bases.append(x if how["GATHER"] else x.base)
         outputs = out.base.shape[1]
         matrices = weight.base.double().cpu()
         for block in range(blocks):
@@ -101,6 +103,15 @@ def test_one_matrix(stand_in: StandIn, rows: int, gated: bool) -> None:
     (launch,) = stand_in.launches
     assert (launch["parts"], launch["steps"]) == (2, 2)
     assert launch["grid"] == (min(CORES, -(-rows // BLOCK) * 2),)
+
+
+@pytest.mark.parametrize("cut", [slice(1, 73), slice(0, 144, 2)])
+def test_rows_that_the_copy_engine_cannot_read_are_copied(stand_in: StandIn, cut: slice) -> None:
+    x, weight = draw(9, 145, dtype=torch.float16, seed=1)[:, cut], draw(1, 16, 72, dtype=torch.float16, seed=2)
+    out = rows_product(x, weight, x.new_empty((9, 16)), CORES)
+    expected = x.double() @ weight[0].double().T
+    assert float((out.double() - expected).norm() / expected.norm()) < BOUNDS[torch.float16]
+    assert stand_in.bases[0].is_contiguous() and stand_in.bases[0].data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize("kind", ["random", "one", "none", "partial"])

@@ -142,32 +142,20 @@ class TinyModel:
         config: of the model. tensors: the whole checkpoint. communicator: of this rank.
     """
 
-    block_size = 4
+    block_size = BLOCK
 
     def __init__(
         self, config: LlamaConfig, tensors: Weights, communicator: Communicator, architecture: type[Llama] = Llama
     ) -> None:
         (group,) = architecture.attention_groups(config)
-        request = AttentionRequest(
-            kind=group.kind,
-            dtype="float32",
-            layers=group.layers,
-            num_heads=group.num_heads,
-            num_kv_heads=group.num_kv_heads,
-            head_size=group.head_size,
-            value_head_size=group.value_head_size,
-            scale=group.scale,
-            rank=RankInfo(communicator.rank, communicator.size),
-        )
-        (spec,) = TorchSdpaBackend.cache_specs(request)
-        self.env = AttentionEnv(request, spec, self.block_size, CPU)
+        self.env = environment(group, communicator)
         choice = LayerAttention("full", TorchSdpaBackend, self.env)
         plan = build_plan(communicator, dict.fromkeys(group.layers, choice))
         model = architecture.build(config, LayerBuilder(plan))
         assert isinstance(model, DecoderModel)
         self.model = model
         load(model, tensors, architecture.weight_map(config, "safetensors"))
-        cache_group = CacheGroup("full", group.layers, (spec,) * len(group.layers))
+        cache_group = CacheGroup("full", group.layers, (self.env.spec,) * len(group.layers))
         self.caches = allocate_cache(CachePlan((cache_group,), self.block_size, 33, 0, 64), CPU)
 
     @torch.inference_mode()

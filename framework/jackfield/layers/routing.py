@@ -37,6 +37,8 @@ SCORES: Mapping[str, tuple[Step, Step]] = {
 """What is done to all logits before the choice, and to the chosen ones after it."""
 UNSCORED = "none"
 """Logits are taken as they are, for the choice and for the weights."""
+STEPS: Mapping[str, tuple[Step, Step]] = {**SCORES, UNSCORED: (_plain, _plain)}
+"""With what no published op does."""
 GROUP_SCORES = ("max", "top2")
 
 
@@ -52,7 +54,7 @@ def route(logits_TX: torch.Tensor, config: MoEConfig, bias_X: torch.Tensor | Non
         return config.route(logits_TX, config, bias_X)
     if config.scoring in OTHERS:
         return OTHERS[config.scoring](logits_TX, config)
-    before, after = (_plain, _plain) if config.scoring == UNSCORED else SCORES[config.scoring]
+    before, after = STEPS[config.scoring]
     scores_TX = before(logits_TX)
     choice_TX = scores_TX if bias_X is None else scores_TX + bias_X.float()
     if config.num_groups > 1:
@@ -125,13 +127,13 @@ def check_routing(config: MoEConfig) -> None:
             f"tokens cannot be routed: {'; '.join(wrong)}",
             field="experts",
             value=config.num_experts,
-            remedy=did_you_mean(config.scoring, (*SCORES, *OTHERS, UNSCORED)) or "correct the model's config.json",
+            remedy=did_you_mean(config.scoring, (*STEPS, *OTHERS)) or "correct the model's config.json",
         )
 
 
 def _unfit(config: MoEConfig) -> Iterator[str]:
     count = config.num_experts + config.zero_experts
-    if config.route is None and config.scoring not in (*SCORES, *OTHERS, UNSCORED):
+    if config.route is None and config.scoring not in (*STEPS, *OTHERS):
         yield f"the scoring '{config.scoring}' is not known"
     if config.scoring == UNSCORED and config.renormalize:
         yield "logits that are weights have no sum that they could be divided by"

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 from jackfield.interfaces import Band, ExpertsRequest, Preference, Reason
 from jackfield.interfaces.moe import ExpertMatrices
 from jackfield_moe.triton_experts import ACTIVATIONS as WORDS
-from jackfield_moe.triton_experts import TritonExperts, device_capability, device_name
-from jackfield_triton.rows_product import ACTIVATIONS, ALIGNMENT, DEPTH, has_wide_groups
+from jackfield_moe.triton_experts import TritonExperts
+from jackfield_triton.rows_product import ACTIVATIONS, ALIGNMENT, DEPTH, has_wide_groups, other_device
 
 if TYPE_CHECKING:
     import torch
 
-CAPABILITY = 9
 MANY_PAIRS = 192
 """From so many pairs of an expert on: below, reading weights takes longer than multiplying."""
 
@@ -44,11 +43,6 @@ class GluonExperts(TritonExperts):
         """Return GOOD."""
         return Preference(Band.GOOD, "matrix units that never wait for rows or weights")
 
-    @classmethod
-    def build(cls, request: ExpertsRequest) -> GluonExperts:
-        """Return the backend for one block."""
-        return cls(request, device_name(), device_capability())
-
     @property
     def _many(self) -> int:
         """Rows of a step from which on an expert has many."""
@@ -67,9 +61,8 @@ class GluonExperts(TritonExperts):
 
         if len(x_NE) < self._many or not self._cores:
             return super().apply(x_NE, up, down, weights_NS, experts_NS)
-        rows = x_NE if x_NE.stride(1) == 1 and x_NE.stride(0) % ALIGNMENT == 0 else x_NE.contiguous()
         routed = (weights_NS, experts_NS)
-        return many_experts(self._request, self._cores, rows, up, down, *routed, self._activation, pdl=self._pdl)
+        return many_experts(self._request, self._cores, x_NE, up, down, *routed, self._activation, pdl=self._pdl)
 
     def kernel_rows(self) -> Sequence[int]:
         """See ExpertsBackend."""
@@ -77,10 +70,7 @@ class GluonExperts(TritonExperts):
 
 
 def _limits(request: ExpertsRequest) -> Iterator[Reason]:
-    device = request.device
-    if device is not None and device.capability[0] != CAPABILITY:
-        found = ".".join(map(str, device.capability))
-        yield Reason("capability", "device.capability", f"{found} is not 9.0")
+    yield from other_device(request.device)
     word = WORDS.get(request.activation)
     if word is not None and word not in ACTIVATIONS:
         yield Reason("activation", "activation", f"'{request.activation}' has no kernel for many rows")

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from jackfield.interfaces import LayerInfo, LinearScheme, Preference, QuantizationRequest, Reason
 from jackfield_quantization.triton_dense import TritonDense
-
-CAPABILITY = 9
+from jackfield_triton.rows_product import other_device
 
 
 class GluonDense(TritonDense):
@@ -22,11 +21,7 @@ class GluonDense(TritonDense):
     @classmethod
     def check(cls, request: QuantizationRequest) -> Sequence[Reason]:
         """Reject conversion at load, and devices with other matrix instructions."""
-        found, device = list(super().check(request)), request.device
-        if device is not None and device.capability[0] != CAPABILITY:
-            capability = ".".join(map(str, device.capability))
-            found.append(Reason("capability", "device.capability", f"{capability} is not 9.0"))
-        return found
+        return [*super().check(request), *other_device(request.device)]
 
     @classmethod
     def preference(cls, request: QuantizationRequest) -> Preference:

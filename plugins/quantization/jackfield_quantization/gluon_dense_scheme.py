@@ -41,9 +41,8 @@ class GatedScheme(SkinnyScheme):
         if isinstance(x_TI, PendingNorm) or not self._many(layer.info, len(x_TI)):
             return super().apply_folded(layer, x_TI, bias_O, gate)
         weight_OI = layer.get_parameter(WEIGHT)
-        rows = x_TI if x_TI.stride(1) == 1 and x_TI.stride(0) % ALIGNMENT == 0 else x_TI.contiguous()
-        out = rows.new_empty((len(rows), len(weight_OI) // 2))
-        return rows_product(rows, weight_OI[None], out, self._cores, activation=GATES[gate], pdl=self._pdl)
+        out = x_TI.new_empty((len(x_TI), len(weight_OI) // 2))
+        return rows_product(x_TI, weight_OI[None], out, self._cores, activation=GATES[gate], pdl=self._pdl)
 
     def _many(self, info: LayerInfo, rows: int) -> bool:
         """Return whether that many rows are multiplied tile by tile."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from jackfield.interfaces import PendingNorm
 from jackfield_quantization.triton_dense_kernels import skinny_kernel
 from jackfield_quantization.triton_dense_plan import FEW_ROWS, MOST_ROWS, MOST_SPLITS, SkinnyShape
-from jackfield_triton.launch import launch_options
+from jackfield_triton.launch import launch_options, triton_version
 
-LEAST_ROWS = 8 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 4) else MOST_ROWS
+LEAST_ROWS = 8 if triton_version() >= (3, 4) else MOST_ROWS
 """What fewer rows are padded to on matrix units: their instructions take 8, versions of Triton before 3.4 no less than
 16.
 """

@@ -8,12 +8,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import triton
 from triton.runtime import JITFunction
 
 from jackfield_quantization.triton_packed import PLANES
 from jackfield_quantization.triton_packed_kernels import packed_few_kernel, packed_kernel
-from jackfield_triton.launch import launch_options, power_of_two
+from jackfield_triton.launch import launch_options, power_of_two, triton_version
 
 FEW_ROWS = 32
 """Up to so many rows, sums over groups are scaled; beyond, weights are."""
@@ -25,7 +24,7 @@ SLICED_ROWS = 0
 SLICED_BLOCK = 128
 SLICED_OUTPUTS = 16
 """Rows of weight of a program in slices."""
-LEAST_COLUMNS = 8 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3) else 16
+LEAST_COLUMNS = 8 if triton_version() >= (3, 3) else 16
 """Of a product on matrix units: Triton 3.2 knows no narrower ones than 16."""
 
 

@@ -48,13 +48,17 @@ def launch_options(pdl: bool) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
 
+def triton_version() -> tuple[int, ...]:
+    """Return the first two numbers of Triton's version; (0, 0) where it is not installed."""
+    try:
+        return tuple(int(part) for part in version("triton").split(".")[:2])
+    except PackageNotFoundError:
+        return 0, 0
+
+
 def has_gluon() -> bool:
     """Return whether Triton has Gluon as kernels here use it: it is experimental, and older versions differ."""
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
-        return False
-    return tuple(int(part) for part in found.split(".")[:2]) >= GLUON_VERSION
+    return triton_version() >= GLUON_VERSION
 
 
 def power_of_two(size: int) -> int:

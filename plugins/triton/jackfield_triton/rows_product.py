@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jackfield.interfaces import DeviceFacts, Reason
 from jackfield_triton.launch import has_gluon, launch_options
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ SWIZZLE = 16
 """Blocks whose tiles follow one another, so that they find the weight in the cache."""
 ALIGNMENT = 8
 """Rows of two-byte numbers that the copy engine moves are whole 16-byte words."""
+WORD = 16
+"""Bytes that it wants rows to begin at a multiple of."""
 ACTIVATIONS = frozenset({"silu", "gelu_tanh"})
+CAPABILITY = 9
+"""The one with these kernels' matrix instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,16 @@ class Grouping:
 
 
 def has_wide_groups(capability: tuple[int, int]) -> bool:
-    """Return whether these kernels run: their matrix instructions are those of capability 9 alone."""
-    return capability[0] == 9 and has_gluon()
+    """Return whether these kernels run."""
+    return capability[0] == CAPABILITY and has_gluon()
+
+
+def other_device(device: DeviceFacts | None) -> list[Reason]:
+    """Return why these kernels do not run on a device: it has other matrix instructions."""
+    if device is None or device.capability[0] == CAPABILITY:
+        return []
+    found = ".".join(map(str, device.capability))
+    return [Reason("capability", "device.capability", f"{found} is not {CAPABILITY}.0")]
 
 
 def tiles(rows: int, outputs: int, *, gated: bool) -> int:
@@ -72,14 +85,17 @@ def rows_product(
     """Write the products of rows with their matrices into ``out`` and return it.
 
     Args:
-        x: [M, I] of two-byte floats, contiguous inside a row, rows whole 16-byte words apart. weight_XOI: contiguous;
-            one matrix where there is no grouping. out: as ``x``: [M, O], or [B * BLOCK, O] in the order of the blocks,
-            where rows without a pair are left undefined. cores: multiprocessors. activation: of the first half of the
-            outputs, which is multiplied with the second one, or ``""``: then ``out`` has half as many columns.
-            factors_P: float32, what results are multiplied with.
+        x: [M, I] of two-byte floats; copied where it is not contiguous inside a row, or rows are not whole 16-byte
+            words. weight_XOI: contiguous; one matrix where there is no grouping. out: contiguous: [M, O], or
+            [B * BLOCK, O] in the order of the blocks, where rows without a pair are left undefined. cores:
+            multiprocessors. activation: of the first half of the outputs, which is multiplied with the second one, so
+            that ``out`` has half as many columns; ``""`` for none. factors_P: float32, what results are multiplied
+            with.
     """
     from jackfield_triton.gluon_rows_kernels import rows_kernel
 
+    whole = x.stride(1) == 1 and x.stride(0) % ALIGNMENT == 0 and x.data_ptr() % WORD == 0
+    x = x if whole else x.new_empty(x.shape).copy_(x)
     gathered, (matrices, outputs, inputs) = grouping is not None and grouping.chosen > 0, weight_XOI.shape
     order, owners = (out, out) if grouping is None else (grouping.order, grouping.owners)
     pairs = len(x) if grouping is None else grouping.pairs

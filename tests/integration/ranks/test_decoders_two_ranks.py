@@ -10,7 +10,7 @@ import torch
 import transformers
 from decoders_two_ranks import ARCHITECTURES, Results, alone, run_rank
 from torch.multiprocessing.spawn import spawn
-from two_ranks import PROMPTS, free_port
+from two_ranks import free_port, save_drawn
 
 SIZES = {
     "vocab_size": 30,
@@ -49,14 +49,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     for name, (config, model, values) in MODELS.items():
         torch.manual_seed(5)
         no_marks = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-        made = getattr(transformers, model)(getattr(transformers, config)(**values, **no_marks)).float().eval()
-        with torch.no_grad():
-            for path, parameter in made.named_parameters():
-                if parameter.dim() == 1 or "norm" in path:
-                    parameter.normal_(0.0 if path.endswith("bias") else 1.0, 0.3)
-            rows = [made(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
-        made.save_pretrained(folder / name)
-        expected[name] = torch.cat(rows)
+        made = getattr(transformers, model)(getattr(transformers, config)(**values, **no_marks))
+        expected[name] = save_drawn(made, folder / name)
     return folder, expected
 
 

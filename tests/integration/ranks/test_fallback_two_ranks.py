@@ -11,7 +11,7 @@ import transformers
 from decoders_two_ranks import Results
 from fallback_two_ranks import MODELS, UNCUT, alone, run_rank
 from torch.multiprocessing.spawn import spawn
-from two_ranks import PROMPTS, free_port
+from two_ranks import free_port, save_drawn
 
 SIZES: dict[str, Any] = {
     "vocab_size": 30,
@@ -47,13 +47,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     for name, (architecture, values) in SAVED.items():
         torch.manual_seed(5)
         made = getattr(transformers, architecture)
-        model = made(made.config_class(**values)).float().eval()
-        with torch.no_grad():
-            for path, parameter in model.named_parameters():
-                if parameter.dim() == 1 or "norm" in path:
-                    parameter.normal_(0.0 if path.endswith("bias") else 1.0, 0.3)
-            expected[name] = torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
-        model.save_pretrained(folder / name)
+        expected[name] = save_drawn(made(made.config_class(**values)), folder / name)
     return folder, expected
 
 

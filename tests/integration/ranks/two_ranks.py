@@ -124,3 +124,15 @@ def run_rank(rank: int, size: int, port: int, folder: str) -> None:
         torch.save(results, Path(folder) / f"rank{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+def save_drawn(model: Any, folder: Path) -> torch.Tensor:
+    """Draw norms and biases of a model of transformers, save it, and return its logits of all prompts' tokens."""
+    model = model.float().eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if parameter.dim() == 1 or "norm" in path:
+                parameter.normal_(0.0 if path.endswith("bias") else 1.0, 0.3)
+        logits = torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
+    model.save_pretrained(folder)
+    return logits
